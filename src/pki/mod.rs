@@ -1,0 +1,1 @@
+//! The PKI of a tenant.
