@@ -1,0 +1,263 @@
+//! The VirtualCluster: one tenant control plane.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::labels;
+
+/// What a VirtualCluster asks for.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "tenancy.x-k8s.io",
+    version = "v1alpha1",
+    kind = "VirtualCluster",
+    namespaced,
+    shortname = "vc",
+    status = "VirtualClusterStatus",
+    derive = "PartialEq",
+    doc = "VirtualCluster is a tenant Kubernetes control plane (etcd, kube-apiserver, kube-controller-manager) that runs as pods in the super cluster.",
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"ClusterVersion","type":"string","jsonPath":".spec.clusterVersionName"}"#,
+    printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.revision.current"}"#,
+    printcolumn = r#"{"name":"Upgrade","type":"string","jsonPath":".status.upgrade.step"}"#,
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"ClusterNamespace","type":"string","jsonPath":".status.clusterNamespace","priority":1}"#,
+    printcolumn = r#"{"name":"Endpoint","type":"string","jsonPath":".status.endpoint","priority":1}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualClusterSpec {
+    /// Name of the ClusterVersion this control plane is made from.
+    pub cluster_version_name: String,
+    /// DNS domain of the tenant cluster; `cluster.local` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_domain: Option<String>,
+    /// Days that certificates of the tenant (but not its root CA) are valid; 365 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pki_expire_days: Option<i64>,
+    /// Prefixes of labels and annotations that the syncer copies from the super cluster back to the tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transparent_meta_prefixes: Option<Vec<String>>,
+    /// Prefixes of labels and annotations that the syncer keeps from the tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opaque_meta_prefixes: Option<Vec<String>>,
+    /// Accepted for compatibility; not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_cidr: Option<String>,
+}
+
+/// DNS domain of a tenant that names none.
+pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// Values of `status.phase`. The syncer connects to a tenant that is `Running` and tears down one that is in
+/// `Error`, so the phase stays `Running` during and after an upgrade, a failed one included.
+pub mod phase {
+    /// Being provisioned.
+    pub const PENDING: &str = "Pending";
+    /// Provisioned; its API answered when this was written.
+    pub const RUNNING: &str = "Running";
+    /// Three attempts to provision failed. The manager goes on trying.
+    pub const ERROR: &str = "Error";
+}
+
+/// What the manager says of a VirtualCluster.
+///
+/// `phase`, `message` and `reason` carry exactly the texts of the Go manager.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualClusterStatus {
+    /// Pending, Running or Error. Stays Running during an upgrade and after a failed one.
+    #[serde(default)]
+    pub phase: String,
+    /// The root namespace: where this control plane runs in the super cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_namespace: Option<String>,
+    /// Message for the phase.
+    #[serde(default)]
+    pub message: String,
+    /// Reason for the phase.
+    #[serde(default)]
+    pub reason: String,
+    /// Conditions by type: Ready, Upgrading. Entries without a type were written by the Go manager.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub conditions: Vec<Condition>,
+    /// `metadata.generation` this status was computed from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Revisions of the ClusterVersion that this tenant runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<RevisionStatus>,
+    /// How provisioning goes; absent once the tenant has been Running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provisioning: Option<ProvisioningStatus>,
+    /// The upgrade under way; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeStatus>,
+    /// The newest ten upgrades, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10))]
+    pub history: Vec<HistoryEntry>,
+    /// URL of the tenant's API inside the super cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+}
+
+/// A condition. As `metav1.Condition`, but for the entries of the Go manager, which have no type.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// Type, such as Ready. Absent in entries of the Go manager.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// True, False or Unknown.
+    pub status: String,
+    /// When the status last changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Time>,
+    /// Why, as one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Why, in words a person can act on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// `metadata.generation` this condition was computed from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// Names of ControllerRevisions in the manager's namespace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionStatus {
+    /// The revision this tenant is pinned to: what it was provisioned with or last upgraded to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// The revision it is being moved to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The last revision it was healthy on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_good: Option<String>,
+}
+
+/// Bookkeeping of a tenant that has not been Running yet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProvisioningStatus {
+    /// Attempts that failed so far. The phase says Error from the third on; trying goes on.
+    pub failures: u32,
+    /// When the present attempt began.
+    pub since: Time,
+}
+
+/// The steps of an upgrade, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradeStep {
+    /// Leaves are refreshed and the new apiserver is brought up.
+    ApiServer,
+    /// The new apiserver answers; the new controller-manager is brought up.
+    ControllerManager,
+}
+
+impl UpgradeStep {
+    /// The step's name as the status shows it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ApiServer => "ApiServer",
+            Self::ControllerManager => "ControllerManager",
+        }
+    }
+}
+
+/// An upgrade under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeStatus {
+    /// The revision the tenant is being moved to.
+    pub revision: String,
+    /// `metadata.resourceVersion` the ClusterVersion had when this upgrade began.
+    pub cluster_version_resource_version: String,
+    /// The step under way.
+    pub step: UpgradeStep,
+    /// When the step under way began. It fails when it takes longer than `--provisioner-timeout`.
+    pub step_since: Time,
+    /// When this upgrade began.
+    pub started: Time,
+    /// What the step waits for, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
+}
+
+impl UpgradeStatus {
+    /// Identity of this attempt. Certificates issued for it carry it as an annotation.
+    #[must_use]
+    pub fn attempt(&self) -> String {
+        format!("{}@{}", self.revision, self.started.0)
+    }
+}
+
+/// How an upgrade ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradeResult {
+    /// The tenant runs the revision and answers.
+    Succeeded,
+    /// It does not; `reason` says why.
+    Failed,
+}
+
+/// An upgrade that ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HistoryEntry {
+    /// The revision the tenant was moved to.
+    pub revision: String,
+    /// When the upgrade began.
+    pub started: Time,
+    /// When it ended.
+    pub ended: Time,
+    /// How it ended.
+    pub result: UpgradeResult,
+    /// Why it failed, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Entries kept in `status.history`.
+pub const HISTORY_LIMIT: usize = 10;
+
+impl VirtualCluster {
+    /// Whether the owner agreed, by label, to one upgrade.
+    #[must_use]
+    pub fn opted_in(&self) -> bool {
+        self.label(labels::READY_FOR_UPGRADE) == Some(labels::READY_FOR_UPGRADE_YES)
+    }
+
+    /// Value of the label `key`, if it is set and not empty.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.metadata
+            .labels
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// `status.phase`, empty for an object that has none yet.
+    #[must_use]
+    pub fn phase(&self) -> &str {
+        self.status.as_ref().map_or("", |status| status.phase.as_str())
+    }
+
+    /// The revision this tenant is rendered from: the one it runs, or, before it has been Running, the one it
+    /// is provisioned with.
+    #[must_use]
+    pub fn pin(&self) -> Option<&str> {
+        let revision = self.status.as_ref()?.revision.as_ref()?;
+        revision.current.as_deref().or(revision.target.as_deref())
+    }
+}

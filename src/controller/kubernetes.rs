@@ -1,0 +1,211 @@
+//! Calls to the API server of the super cluster: each with a deadline, each error with what was tried on what.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{Namespace, Pod, Secret, Service},
+    },
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, LogParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions, ValidationDirective},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{
+    error::Error,
+    render::{Kind, Rendered},
+};
+use crate::api::FIELD_MANAGER;
+
+/// The super cluster's API server, as the controllers use it.
+#[derive(Clone)]
+pub struct Kubernetes {
+    client: Client,
+    limit: Duration,
+}
+
+/// Objects read per page of a list.
+const PAGE: u32 = 500;
+
+impl Kubernetes {
+    /// Calls by way of `client`, none longer than `limit`.
+    #[must_use]
+    pub fn new(client: Client, limit: Duration) -> Self {
+        Self { client, limit }
+    }
+
+    /// The client, for watches and elections.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    async fn call<T>(&self, what: impl Into<String>, call: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+        let what = what.into();
+        match tokio::time::timeout(self.limit, call).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(Error::api(what, error)),
+            Err(_) => Err(Error::Deadline { what, limit: self.limit }),
+        }
+    }
+
+    fn namespaced<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// An object by name, fresh from the API server; `None` if there is none.
+    pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        self.call(format!("read {} {name}", K::kind(&())), api.get_opt(name)).await
+    }
+
+    /// All objects that `params` select.
+    pub async fn list<K>(&self, api: &Api<K>, params: &ListParams) -> Result<Vec<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let mut params = params.clone().limit(PAGE);
+        let mut items = Vec::new();
+        loop {
+            let page = self.call(format!("list {}", K::plural(&())), api.list(&params)).await?;
+            items.extend(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(items),
+            }
+        }
+    }
+
+    /// Every object of a kind in `namespace`.
+    pub async fn list_in<K>(&self, namespace: &str) -> Result<Vec<K>, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        self.list(&self.namespaced::<K>(namespace), &ListParams::default()).await
+    }
+
+    /// Makes an object that must not exist yet.
+    pub async fn create<K>(&self, api: &Api<K>, object: &K) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Debug,
+    {
+        let name = object.meta().name.clone().unwrap_or_default();
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        self.call(format!("create {} {name}", K::kind(&())), api.create(&params, object)).await
+    }
+
+    /// Merges `patch` into an object.
+    pub async fn merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let what = format!("update {} {name}", K::kind(&()));
+        self.call(what, api.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
+    }
+
+    /// Merges `patch` into the status of an object.
+    pub async fn merge_status<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let what = format!("update the status of {} {name}", K::kind(&()));
+        self.call(what, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))).await
+    }
+
+    /// Applies a rendered object in `namespace`, or only asks whether it would be accepted.
+    pub async fn apply(&self, namespace: &str, object: &Rendered, dry_run: bool) -> Result<(), Error> {
+        match object.kind {
+            Kind::StatefulSet => self.apply_as::<StatefulSet>(namespace, &object.name, &object.value, dry_run).await,
+            Kind::Service => self.apply_as::<Service>(namespace, &object.name, &object.value, dry_run).await,
+        }
+    }
+
+    /// Applies a Secret in `namespace`.
+    pub async fn apply_secret(&self, namespace: &str, name: &str, value: &Value) -> Result<(), Error> {
+        self.apply_as::<Secret>(namespace, name, value, false).await
+    }
+
+    async fn apply_as<K>(&self, namespace: &str, name: &str, value: &Value, dry_run: bool) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let params = PatchParams {
+            dry_run,
+            force: true,
+            field_manager: Some(FIELD_MANAGER.into()),
+            field_validation: Some(ValidationDirective::Strict),
+        };
+        let what = format!("apply {} {namespace}/{name}", K::kind(&()));
+        let api = self.namespaced::<K>(namespace);
+        self.call(what, api.patch(name, &params, &Patch::Apply(value))).await.map(|_| ())
+    }
+
+    /// Deletes the very pod that was looked at.
+    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<(), Error> {
+        self.delete(&self.namespaced::<Pod>(namespace), name, uid).await
+    }
+
+    /// Deletes the very namespace that was looked at.
+    pub async fn delete_namespace(&self, name: &str, uid: &str) -> Result<(), Error> {
+        self.delete(&Api::<Namespace>::all(self.client.clone()), name, uid).await
+    }
+
+    /// Deletes an object if it still is the one of this uid. One that is gone is fine.
+    pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let deleted = self.call(format!("delete {} {name}", K::kind(&())), api.delete(name, &params)).await;
+        match deleted {
+            Err(Error::Api { source, .. }) if is_not_found(&source) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// The last line that a container printed before it last ended, shortened; `None` when it is not to be had.
+    pub async fn last_words(&self, namespace: &str, pod: &str, container: &str) -> Option<String> {
+        let api = self.namespaced::<Pod>(namespace);
+        for previous in [true, false] {
+            let params = LogParams {
+                container: Some(container.to_owned()),
+                previous,
+                tail_lines: Some(5),
+                limit_bytes: Some(4096),
+                ..LogParams::default()
+            };
+            let read = self.call(format!("read the log of pod {namespace}/{pod}"), api.logs(pod, &params));
+            if let Ok(log) = read.await
+                && let Some(line) = log.lines().rev().find(|line| !line.trim().is_empty())
+            {
+                return Some(line.trim().chars().take(240).collect());
+            }
+        }
+        None
+    }
+}
+
+/// Whether the API server said that there is no such object.
+#[must_use]
+pub fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// The object that a merge patch of `metadata` is guarded by: it fails if anyone wrote since `meta` was read.
+#[must_use]
+pub fn unchanged_since(meta: &ObjectMeta) -> Value {
+    meta.resource_version.clone().map_or(Value::Null, Value::String)
+}

@@ -1,0 +1,71 @@
+//! Reads what exists of a tenant. Fresh from the API server, never from a cache: a cache that lags would show a
+//! root CA that was just made as absent, and a second one would cut the tenant off.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{Namespace, Pod, Secret, Service},
+};
+use kube::{Api, Resource, ResourceExt as _};
+
+use super::{
+    error::Error,
+    kubernetes::Kubernetes,
+    plan::{Answer, Observed},
+    probe,
+    render::{Tenant, TenantSecret},
+    rollout,
+};
+use crate::api::template::Template;
+
+/// Whether the tenant itself is asked, once its apiserver has rolled out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Yes.
+    Tenant,
+    /// No: the manager cannot reach its tenants (`--tenant-probe=false`).
+    Nobody,
+}
+
+/// Everything in the root namespace of `tenant`, and what its API answers.
+pub(super) async fn observe(kubernetes: &Kubernetes, tenant: &Tenant, template: &Template, ask: Ask) -> Result<Observed, Error> {
+    let root = &tenant.root_namespace;
+    let namespace = kubernetes.get(&Api::<Namespace>::all(kubernetes.client()), root).await?;
+    let Some(namespace) = namespace else {
+        return Ok(Observed::default());
+    };
+    let (secrets, services, stateful_sets, pods) = tokio::try_join!(
+        kubernetes.list_in::<Secret>(root),
+        kubernetes.list_in::<Service>(root),
+        kubernetes.list_in::<StatefulSet>(root),
+        kubernetes.list_in::<Pod>(root),
+    )?;
+    let mut observed = Observed {
+        namespace: Some(namespace),
+        secrets: by_name(secrets),
+        services: by_name(services),
+        stateful_sets: by_name(stateful_sets),
+        pods,
+        answer: None,
+    };
+    observed.answer = match ask {
+        Ask::Nobody => Some(Answer::NotAsked),
+        Ask::Tenant => answer(&observed, template).await,
+    };
+    Ok(observed)
+}
+
+async fn answer(observed: &Observed, template: &Template) -> Option<Answer> {
+    let set = observed.stateful_sets.get(&template.api_server.stateful_set_name)?;
+    if rollout::pending(set).is_some() {
+        return None;
+    }
+    let service = observed.services.get(&template.api_server_service)?;
+    let admin = observed.secrets.get(TenantSecret::AdminKubeconfig.name())?;
+    Some(probe::ask(service, template.api_server_port, admin).await)
+}
+
+fn by_name<K: Resource>(objects: Vec<K>) -> BTreeMap<String, K> {
+    objects.into_iter().map(|object| (object.name_any(), object)).collect()
+}

@@ -1,0 +1,353 @@
+//! What to do next for one tenant. Pure: the same observation gives the same plan.
+//!
+//! The stages are those of the contract: namespace → apiserver Service, if its address goes into the certificate
+//! → credentials → etcd → apiserver → controller-manager. A plan holds the effects of the first stage that is
+//! not as it should be, or says what that stage waits for; once it is applied, the tenant is observed and planned
+//! again. From any partial state this reaches the goal, and there the plan is empty.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{Namespace, Pod, Secret, Service},
+    },
+    jiff::Timestamp,
+};
+use kube::{Resource, ResourceExt as _};
+use serde_json::Value;
+
+use super::{
+    diagnose::{self, Diagnosis},
+    render::{self, Kind, Rendered, Tenant, TenantSecret},
+    rollout,
+};
+use crate::api::{Component, UpgradeStep, labels, template::Template};
+
+/// What exists of a tenant, read from the API server in one pass.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// The namespace of the root namespace's name, whosever it is.
+    pub namespace: Option<Namespace>,
+    /// Secrets in it, by name.
+    pub secrets: BTreeMap<String, Secret>,
+    /// Services in it, by name.
+    pub services: BTreeMap<String, Service>,
+    /// StatefulSets in it, by name.
+    pub stateful_sets: BTreeMap<String, StatefulSet>,
+    /// Pods in it.
+    pub pods: Vec<Pod>,
+    /// What the tenant answered: `None` when it was not asked.
+    pub answer: Option<Answer>,
+}
+
+/// What a tenant's API answered through its Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is ready and accepts its administrator's certificate.
+    Ready,
+    /// It does not; why, in words.
+    NotReady(String),
+    /// The manager runs with `--tenant-probe=false`.
+    NotAsked,
+}
+
+/// One thing to do in the root namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Make the root namespace.
+    CreateNamespace(Value),
+    /// Make keys and certificates and store them: these Secrets, in this order. `attempt` names the upgrade.
+    Issue {
+        /// The Secrets to write.
+        secrets: Vec<TenantSecret>,
+        /// The upgrade they are issued for.
+        attempt: Option<String>,
+    },
+    /// Write an object by server-side apply.
+    Apply(Rendered),
+    /// Delete a pod that keeps its StatefulSet from rolling out.
+    DeletePod(Diagnosis),
+}
+
+/// What is next for a tenant.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// Do these, in order, then look again.
+    Do(Vec<Effect>),
+    /// Nothing to do but wait.
+    Wait(Wait),
+    /// Nothing can be done until a person acts.
+    Blocked(String),
+    /// Everything is as the revision says.
+    Done,
+}
+
+/// What is waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wait {
+    /// The component that is not ready; `None` when the tenant waits for its turn.
+    pub component: Option<Component>,
+    /// What is waited for, in words.
+    pub message: String,
+    /// A pod of it that has a problem.
+    pub problem: Option<Diagnosis>,
+    /// Whether a watch will tell when it is over. If not, it must be looked at again soon.
+    pub watched: bool,
+}
+
+/// What a tenant should be.
+#[derive(Clone, Copy, Debug)]
+pub struct Goal<'a> {
+    /// Whose objects.
+    pub tenant: &'a Tenant,
+    /// The revision they are rendered from.
+    pub template: &'a Template,
+    /// Feature gate `SuperClusterLabelling`.
+    pub super_cluster_labelling: bool,
+}
+
+/// Next step to bring `goal` up from whatever is there. `may_start` tells whether it is this tenant's turn to
+/// start its pods; one whose etcd exists has started already.
+#[must_use]
+pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Timestamp) -> Plan {
+    let Some(namespace) = &observed.namespace else {
+        let value = render::namespace(goal.tenant, goal.super_cluster_labelling);
+        return Plan::Do(vec![Effect::CreateNamespace(value)]);
+    };
+    if let Some(problem) = unusable(namespace, goal.tenant) {
+        return problem;
+    }
+    if let Some(plan) = address(goal, observed) {
+        return plan;
+    }
+    let missing: Vec<_> = TenantSecret::ALL
+        .into_iter()
+        .filter(|secret| *secret != TenantSecret::Etcd || goal.template.etcd.is_some())
+        .filter(|secret| !observed.secrets.contains_key(secret.name()))
+        .collect();
+    if let Some(lost) = lost_root(goal, observed) {
+        return Plan::Blocked(lost);
+    }
+    if !missing.is_empty() {
+        return Plan::Do(vec![Effect::Issue { secrets: missing, attempt: None }]);
+    }
+    for component in Component::ALL {
+        let Some(bundle) = goal.template.bundle(component) else { continue };
+        let starts = component == Component::ALL[0] || goal.template.etcd.is_none();
+        if starts && !may_start && !observed.stateful_sets.contains_key(&bundle.stateful_set_name) {
+            return Plan::Wait(Wait {
+                component: None,
+                message: "its turn: as many tenants are starting as may at once (--max-starting-tenants)".into(),
+                problem: None,
+                watched: true,
+            });
+        }
+        if let Some(plan) = bring_up(goal, observed, component, now) {
+            return plan;
+        }
+    }
+    Plan::Done
+}
+
+/// Next step of an upgrade to `goal`, in the step that is recorded: everything but etcd.
+///
+/// `attempt` names the upgrade; certificates that carry its name were refreshed by it already.
+#[must_use]
+pub fn upgrade(goal: &Goal<'_>, observed: &Observed, step: UpgradeStep, attempt: &str, now: Timestamp) -> Plan {
+    if let Some(plan) = standing(goal, observed) {
+        return plan;
+    }
+    let component = match step {
+        UpgradeStep::ApiServer => {
+            if let Some(plan) = address(goal, observed) {
+                return plan;
+            }
+            let stale = stale_credentials(goal, observed, attempt);
+            if !stale.is_empty() {
+                return Plan::Do(vec![Effect::Issue { secrets: stale, attempt: Some(attempt.to_owned()) }]);
+            }
+            Component::ApiServer
+        }
+        UpgradeStep::ControllerManager => Component::ControllerManager,
+    };
+    bring_up(goal, observed, component, now).unwrap_or(Plan::Done)
+}
+
+/// Whether the tenant is in a state to be upgraded from. `after_failure` tells that the last upgrade failed: what
+/// it left unready is what this one repairs. Nothing is written before this says `Done`.
+#[must_use]
+pub fn preflight(goal: &Goal<'_>, observed: &Observed, after_failure: bool, now: Timestamp) -> Plan {
+    if let Some(plan) = standing(goal, observed) {
+        return plan;
+    }
+    for component in Component::ALL {
+        if component != Component::Etcd && after_failure {
+            continue;
+        }
+        let Some(bundle) = goal.template.bundle(component) else { continue };
+        let Some(set) = observed.stateful_sets.get(&bundle.stateful_set_name) else {
+            // A component that only the new revision has.
+            if component == Component::ControllerManager {
+                continue;
+            }
+            return Plan::Blocked(format!(
+                "StatefulSet {} does not exist in {}; restore the tenant before upgrading it",
+                bundle.stateful_set_name, goal.tenant.root_namespace
+            ));
+        };
+        if let Some(plan) = gate(component, set, observed, now) {
+            return plan;
+        }
+    }
+    Plan::Done
+}
+
+/// The objects an upgrade would apply, for a dry run that finds what the API server refuses.
+#[must_use]
+pub fn preview(goal: &Goal<'_>, observed: &Observed) -> Vec<Rendered> {
+    [Component::ApiServer, Component::ControllerManager]
+        .into_iter()
+        .flat_map(|component| objects(goal, observed, component))
+        .collect()
+}
+
+/// What must hold before an existing tenant is worked on: its namespace and its keys.
+fn standing(goal: &Goal<'_>, observed: &Observed) -> Option<Plan> {
+    let root = &goal.tenant.root_namespace;
+    let Some(namespace) = &observed.namespace else {
+        return Some(Plan::Blocked(format!("root namespace {root} does not exist")));
+    };
+    if let Some(plan) = unusable(namespace, goal.tenant) {
+        return Some(plan);
+    }
+    [TenantSecret::RootCa, TenantSecret::ServiceAccount]
+        .into_iter()
+        .find(|secret| !observed.secrets.contains_key(secret.name()))
+        .map(|secret| {
+            Plan::Blocked(format!(
+                "Secret {root}/{secret} does not exist; a new one would cut off every client of the tenant: restore it from a backup"
+            ))
+        })
+}
+
+/// Why the namespace cannot be used, if it cannot.
+fn unusable(namespace: &Namespace, tenant: &Tenant) -> Option<Plan> {
+    if !render::belongs_to(namespace, tenant) {
+        return Some(Plan::Blocked(format!(
+            "namespace {} exists and its annotations do not name this VirtualCluster (uid {}): it is left alone; remove it or give the VirtualCluster another name",
+            namespace.name_any(),
+            tenant.uid
+        )));
+    }
+    namespace.metadata.deletion_timestamp.as_ref().map(|_| {
+        Plan::Wait(Wait {
+            component: None,
+            message: format!("namespace {} to be gone: it is being deleted", namespace.name_any()),
+            problem: None,
+            watched: false,
+        })
+    })
+}
+
+/// The apiserver's Service comes first when its address goes into certificate and kubeconfigs.
+fn address(goal: &Goal<'_>, observed: &Observed) -> Option<Plan> {
+    if !goal.template.has_cluster_ip_service() {
+        return None;
+    }
+    let service = render::service(goal.template, Component::ApiServer, goal.tenant)?;
+    needs_apply(&service, observed).then(|| Plan::Do(vec![Effect::Apply(service)]))
+}
+
+/// A root CA or service-account key that is gone while what depends on it is there was lost, not never made.
+fn lost_root(goal: &Goal<'_>, observed: &Observed) -> Option<String> {
+    let has = |secret: TenantSecret| observed.secrets.contains_key(secret.name());
+    let started = !observed.stateful_sets.is_empty();
+    let leaves = TenantSecret::ALL.into_iter().any(|secret| secret.leaf().is_some() && has(secret));
+    let lost = if !has(TenantSecret::RootCa) && (leaves || started) {
+        TenantSecret::RootCa
+    } else if !has(TenantSecret::ServiceAccount) && observed.stateful_sets.contains_key(&goal.template.api_server.stateful_set_name) {
+        TenantSecret::ServiceAccount
+    } else {
+        return None;
+    };
+    Some(format!(
+        "Secret {}/{lost} is gone while objects made from it exist; it is not made anew: restore it, or delete the VirtualCluster",
+        goal.tenant.root_namespace
+    ))
+}
+
+/// Secrets that this upgrade has still to refresh: the leaves, and whatever of the rest is missing.
+fn stale_credentials(goal: &Goal<'_>, observed: &Observed, attempt: &str) -> Vec<TenantSecret> {
+    TenantSecret::ALL
+        .into_iter()
+        .filter(|secret| match observed.secrets.get(secret.name()) {
+            Some(stored) => TenantSecret::REFRESHED.contains(secret) && annotation(stored, labels::ISSUED_FOR) != Some(attempt),
+            None => secret.leaf().is_some() && (*secret != TenantSecret::Etcd || goal.template.etcd.is_some()),
+        })
+        .collect()
+}
+
+/// Brings one component to what the goal says: apply what differs, unstick, wait. `None` when it is there.
+fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Timestamp) -> Option<Plan> {
+    let bundle = goal.template.bundle(component)?;
+    let effects: Vec<_> = objects(goal, observed, component)
+        .into_iter()
+        .filter(|object| needs_apply(object, observed))
+        .map(Effect::Apply)
+        .collect();
+    if !effects.is_empty() {
+        return Some(Plan::Do(effects));
+    }
+    let set = observed.stateful_sets.get(&bundle.stateful_set_name)?;
+    let update_revision = set.status.as_ref().and_then(|status| status.update_revision.as_deref());
+    let seen = set.status.as_ref().and_then(|status| status.observed_generation) == set.metadata.generation;
+    if let Some(update_revision) = update_revision.filter(|_| seen) {
+        let stuck = diagnose::stuck(&observed.pods, &bundle.stateful_set_name, update_revision, now);
+        if !stuck.is_empty() {
+            return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
+        }
+    }
+    gate(component, set, observed, now)
+}
+
+/// StatefulSet, then Service, as the goal says them. A Service that went first is not there again.
+fn objects(goal: &Goal<'_>, observed: &Observed, component: Component) -> Vec<Rendered> {
+    let set = render::stateful_set(goal.template, component, goal.tenant, &observed.secrets);
+    set.into_iter().chain(render::service(goal.template, component, goal.tenant)).collect()
+}
+
+/// What a component that is as it should be waits for, if anything: its rollout, and then, for the two that make
+/// up the API, that the tenant answers.
+fn gate(component: Component, set: &StatefulSet, observed: &Observed, now: Timestamp) -> Option<Plan> {
+    if let Some(pending) = rollout::pending(set) {
+        return Some(Plan::Wait(Wait {
+            component: Some(component),
+            message: format!("{component}: {pending}"),
+            problem: diagnose::worst(&observed.pods, &set.name_any(), now),
+            watched: true,
+        }));
+    }
+    match &observed.answer {
+        Some(Answer::NotReady(why)) if component != Component::Etcd => Some(Plan::Wait(Wait {
+            component: Some(component),
+            message: format!("the tenant's API to answer: {why}"),
+            problem: None,
+            watched: false,
+        })),
+        _ => None,
+    }
+}
+
+/// Whether `object` is not there as it is rendered.
+fn needs_apply(object: &Rendered, observed: &Observed) -> bool {
+    let stored = match object.kind {
+        Kind::StatefulSet => observed.stateful_sets.get(&object.name).map(|set| annotation(set, labels::RENDERED_HASH)),
+        Kind::Service => observed.services.get(&object.name).map(|service| annotation(service, labels::RENDERED_HASH)),
+    };
+    stored.flatten() != Some(object.hash())
+}
+
+fn annotation<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> {
+    object.meta().annotations.as_ref()?.get(key).map(String::as_str)
+}

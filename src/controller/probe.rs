@@ -1,0 +1,90 @@
+//! Asks a tenant whether it works: `/readyz`, and a read that its administrator's certificate must allow.
+//!
+//! The question goes the way a client's would, through the tenant's own Service. Names inside the super cluster
+//! do not resolve where the manager runs outside of it, so the Service's address is dialled, and the certificate
+//! is checked for a name that every apiserver certificate has.
+
+use std::time::Duration;
+
+use http::Request;
+use k8s_openapi::api::core::v1::{Secret, Service};
+use kube::{Client, Config, config::Kubeconfig};
+
+use super::{
+    plan::Answer,
+    render::{TenantSecret, data_of},
+};
+use crate::pki::kubeconfig;
+
+/// How long a tenant may take to answer. Short, because a tenant that hangs must not hold a worker.
+const LIMIT: Duration = Duration::from_secs(3);
+/// A name in every apiserver certificate (contract: subject alternative names).
+const SERVER_NAME: &str = "kubernetes.default.svc";
+
+/// Asks the tenant behind `service` with the certificate of `admin` (Secret `admin-kubeconfig`).
+pub(super) async fn ask(service: &Service, port: u16, admin: &Secret) -> Answer {
+    let client = match client(service, port, admin).await {
+        Ok(client) => client,
+        Err(why) => return Answer::NotReady(why),
+    };
+    // The path of the read is one that anonymous clients may not see: it proves the certificate is accepted.
+    for path in ["/readyz", "/api/v1/namespaces/kube-system"] {
+        let request = match Request::get(path).body(Vec::new()) {
+            Ok(request) => request,
+            Err(error) => return Answer::NotReady(error.to_string()),
+        };
+        match tokio::time::timeout(LIMIT, client.request_text(request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(kube::Error::Api(status))) => {
+                return Answer::NotReady(format!("GET {path} is answered with {}: {}", status.code, status.message));
+            }
+            Ok(Err(error)) => return Answer::NotReady(format!("GET {path}: {}", chain(&error))),
+            Err(_) => return Answer::NotReady(format!("GET {path}: no answer within {LIMIT:?}")),
+        }
+    }
+    Answer::Ready
+}
+
+async fn client(service: &Service, port: u16, admin: &Secret) -> Result<Client, String> {
+    let address = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.cluster_ip.as_deref())
+        .filter(|ip| !ip.is_empty() && *ip != "None");
+    let text = data_of(admin).remove(TenantSecret::AdminKubeconfig.name()).unwrap_or_default();
+    let text = String::from_utf8(text).map_err(|_| "its admin-kubeconfig is not text".to_owned())?;
+    let parsed = kubeconfig::parse(&text).map_err(|error| format!("its admin-kubeconfig cannot be used: {error}"))?;
+    let server = match address {
+        Some(ip) => kubeconfig::server_url(ip, port),
+        // Headless: the name is all there is.
+        None => parsed.server.clone(),
+    };
+    let user = TenantSecret::AdminKubeconfig.name();
+    let rendered = kubeconfig::render(user, &server, &parsed.ca_pem, user, &parsed.client)
+        .map_err(|error| format!("its admin-kubeconfig cannot be used: {error}"))?;
+    let kubeconfig = Kubeconfig::from_yaml(&rendered).map_err(|error| chain(&error))?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default())
+        .await
+        .map_err(|error| chain(&error))?;
+    config.tls_server_name = address.map(|_| SERVER_NAME.to_owned());
+    config.connect_timeout = Some(LIMIT);
+    config.read_timeout = Some(LIMIT);
+    config.default_retry = false;
+    config.proxy_url = None;
+    Client::try_from(config).map_err(|error| chain(&error))
+}
+
+/// An error with its causes, which is where TLS and connection errors say what happened.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,272 @@
+//! The two loops: who is looked at when, how many at once, and how soon again after an error.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use futures::StreamExt as _;
+use k8s_openapi::{
+    api::{apps::v1::StatefulSet, core::v1::Pod},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, CustomResourceExt as _, ResourceExt as _,
+    api::ListParams,
+    core::{DeserializeGuard, PartialObjectMeta},
+    runtime::{
+        Controller,
+        controller::{Action, Config},
+        reflector::{ObjectRef, Store},
+        watcher,
+    },
+};
+use rand::RngExt as _;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use super::{
+    Context, TenantKey, Tenants, cluster_version, error::Error, events, kubernetes::Kubernetes, pacing::Turns,
+    revision::Revisions, virtual_cluster,
+};
+use crate::{
+    api::{ClusterVersion, VirtualCluster, labels, virtual_cluster::phase},
+    args::ManagerConfig,
+    metrics::{Metrics, ReconcileOutcome},
+};
+
+/// Longest pause after repeated errors of one object.
+const MAX_BACKOFF: Duration = Duration::from_secs(120);
+/// A tenant that has been starting for this long does not keep others from starting.
+const START_PATIENCE: Duration = Duration::from_secs(180);
+
+/// What the loops work with.
+pub struct Setup {
+    /// Client of the super cluster.
+    pub client: Client,
+    /// The command line.
+    pub config: Arc<ManagerConfig>,
+    /// Where passes and upgrades are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Runs both loops until `shutdown`; then lets the passes under way end. Fails only when it cannot start.
+pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let Setup { client, config, metrics } = setup;
+    let kubernetes = Kubernetes::new(client.clone(), config.kube_api_timeout);
+    check_installed(&kubernetes).await?;
+
+    let (wake, woken) = unbounded_channel();
+    let (events, writer) = events::events(client.clone(), std::env::var("HOSTNAME").ok());
+    let context = Arc::new(Context {
+        revisions: Revisions::new(kubernetes.clone(), &config.namespace),
+        starting: Turns::new(config.max_starting_tenants.into(), START_PATIENCE, wake.clone()),
+        upgrading: Turns::new(config.max_upgrading_tenants.into(), Duration::MAX, wake),
+        kubernetes,
+        config,
+        metrics,
+        events,
+        tenants: Tenants::default(),
+    });
+    resume(&context).await?;
+    let writing = tokio::spawn(writer.run());
+    tokio::join!(
+        virtual_clusters(Arc::clone(&context), woken, shutdown.clone()),
+        cluster_versions(Arc::clone(&context), shutdown),
+    );
+    drop(context);
+    // What is queued is written, but not for ever.
+    let _ = tokio::time::timeout(Duration::from_secs(5), writing).await;
+    Ok(())
+}
+
+/// The installed definitions must have a status subresource; those of the Go manager have none, and every status
+/// written would be lost.
+async fn check_installed(kubernetes: &Kubernetes) -> anyhow::Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(kubernetes.client());
+    for name in [ClusterVersion::crd_name(), VirtualCluster::crd_name()] {
+        let advice = "apply the definitions of this version first: vc-manager crds | kubectl apply --server-side -f -";
+        let installed = kubernetes.get(&api, name).await?;
+        let installed = installed.with_context(|| format!("CustomResourceDefinition {name} is not installed; {advice}"))?;
+        let has_status = installed.spec.versions.iter().any(|version| {
+            version.name == "v1alpha1" && version.subresources.as_ref().is_some_and(|sub| sub.status.is_some())
+        });
+        anyhow::ensure!(has_status, "CustomResourceDefinition {name} has no status subresource; {advice}");
+    }
+    Ok(())
+}
+
+/// Whoever is in the middle of an upgrade gets its turn back before anyone new is asked.
+async fn resume(context: &Context) -> anyhow::Result<()> {
+    let api = Api::<VirtualCluster>::all(context.kubernetes.client());
+    for vc in context.kubernetes.list(&api, &ListParams::default()).await? {
+        if vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()) {
+            let key = TenantKey { namespace: vc.namespace().unwrap_or_default(), name: vc.name_any() };
+            context.upgrading.keep(&key, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+type GuardedTenant = DeserializeGuard<VirtualCluster>;
+type GuardedVersion = DeserializeGuard<ClusterVersion>;
+
+async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<TenantKey>, shutdown: CancellationToken) {
+    let client = context.kubernetes.client();
+    let controller = Controller::new(Api::<GuardedTenant>::all(client.clone()), watcher::Config::default());
+    let store = controller.store();
+    let of_set = context.tenants.clone();
+    let of_pod = context.tenants.clone();
+    let woken = futures::stream::unfold(woken, |mut woken| async move {
+        let key = woken.recv().await?;
+        Some((reference(&key), woken))
+    });
+    let backoffs = Backoffs::default();
+    let errors = backoffs.clone();
+    let workers = context.config.num_reconciles;
+    controller
+        .with_config(Config::default().concurrency(workers))
+        // Only names are needed to map them back, so only metadata is watched: it is all that stays in memory.
+        .watches(Api::<PartialObjectMeta<StatefulSet>>::all(client.clone()), watcher::Config::default(), move |set| {
+            set.namespace().and_then(|namespace| of_set.of(&namespace)).map(|key| reference(&key))
+        })
+        .watches(Api::<PartialObjectMeta<Pod>>::all(client.clone()), watcher::Config::default().labels(labels::CLUSTER), move |pod| {
+            pod.namespace().and_then(|namespace| of_pod.of(&namespace)).map(|key| reference(&key))
+        })
+        .watches(Api::<PartialObjectMeta<ClusterVersion>>::all(client), watcher::Config::default(), move |version| {
+            waiting_for(&store, &version.name_any())
+        })
+        .reconcile_on(woken)
+        .graceful_shutdown_on(shutdown.cancelled_owned())
+        .run(
+            move |object, context| {
+                let backoffs = backoffs.clone();
+                let tenant = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+                let span = tracing::info_span!("virtualcluster", tenant);
+                async move {
+                    let key = object.uid().unwrap_or_default();
+                    let metrics = Arc::clone(&context.metrics);
+                    let started = Instant::now();
+                    let result = virtual_cluster::reconcile(object, context).await;
+                    observe_pass(&metrics, "virtualcluster", &result, started);
+                    backoffs.note(&key, &result);
+                    result
+                }
+                .instrument(span)
+            },
+            move |object, error, context| {
+                let action = errors.action(&object.uid().unwrap_or_default(), error);
+                if !matches!(error, Error::Conflict { .. })
+                    && let Ok(vc) = &object.0
+                {
+                    context.events.warning(vc, error.category(), "Reconcile", error.to_string());
+                }
+                action
+            },
+            context,
+        )
+        .for_each(|result| async move { log_stream(result.map(|_| ())) })
+        .await;
+}
+
+async fn cluster_versions(context: Arc<Context>, shutdown: CancellationToken) {
+    let api = Api::<GuardedVersion>::all(context.kubernetes.client());
+    let backoffs = Backoffs::default();
+    let errors = backoffs.clone();
+    let workers = context.config.num_reconciles;
+    Controller::new(api, watcher::Config::default())
+        .with_config(Config::default().concurrency(workers))
+        .graceful_shutdown_on(shutdown.cancelled_owned())
+        .run(
+            move |object, context| {
+                let backoffs = backoffs.clone();
+                let span = tracing::info_span!("clusterversion", cluster_version = %object.name_any());
+                async move {
+                    let key = object.uid().unwrap_or_default();
+                    let metrics = Arc::clone(&context.metrics);
+                    let started = Instant::now();
+                    let result = cluster_version::reconcile(object, context).await;
+                    observe_pass(&metrics, "clusterversion", &result, started);
+                    backoffs.note(&key, &result);
+                    result
+                }
+                .instrument(span)
+            },
+            move |object, error, _| errors.action(&object.uid().unwrap_or_default(), error),
+            context,
+        )
+        .for_each(|result| async move { log_stream(result.map(|_| ())) })
+        .await;
+}
+
+/// Tenants that may have waited for a change of the ClusterVersion `name`: those that agreed, those not yet up.
+fn waiting_for(store: &Store<GuardedTenant>, name: &str) -> Vec<ObjectRef<GuardedTenant>> {
+    let concerned = |vc: &VirtualCluster| {
+        vc.spec.cluster_version_name == name && (vc.phase() != phase::RUNNING || vc.opted_in())
+    };
+    let all = store.state();
+    all.iter().filter(|object| object.0.as_ref().is_ok_and(concerned)).map(|object| ObjectRef::from_obj(&**object)).collect()
+}
+
+fn reference(key: &TenantKey) -> ObjectRef<GuardedTenant> {
+    ObjectRef::new(&key.name).within(&key.namespace)
+}
+
+/// A delay of up to a fifth more, so that a thousand tenants do not come back in the same instant.
+pub(super) fn jittered(delay: Duration) -> Duration {
+    delay.mul_f64(rand::rng().random_range(1.0..1.2))
+}
+
+fn observe_pass(metrics: &Metrics, controller: &str, result: &Result<Action, Error>, started: Instant) {
+    let outcome = match result {
+        Ok(action) if *action == Action::await_change() => ReconcileOutcome::Completed,
+        Ok(_) => ReconcileOutcome::Waiting,
+        Err(Error::Conflict { .. }) => ReconcileOutcome::Conflict,
+        Err(_) => ReconcileOutcome::Failed,
+    };
+    metrics.reconciled(controller, outcome, started.elapsed());
+}
+
+fn log_stream<T>(result: Result<(), kube::runtime::controller::Error<Error, T>>)
+where
+    T: std::error::Error + 'static,
+{
+    use kube::runtime::controller::Error as Stream;
+    match result {
+        // Gone between the event and the look: nothing to do. Errors of a pass are logged where it ends.
+        Ok(()) | Err(Stream::ObjectNotFound(_) | Stream::ReconcilerFailed(..)) => {}
+        Err(error) => tracing::warn!(%error, "watch interrupted; it is taken up again"),
+    }
+}
+
+/// How often in a row each object failed.
+#[derive(Clone, Default)]
+struct Backoffs {
+    failures: Arc<Mutex<BTreeMap<String, u32>>>,
+}
+
+impl Backoffs {
+    /// A pass that went well forgives all.
+    fn note(&self, key: &str, result: &Result<Action, Error>) {
+        if result.is_ok() {
+            self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        }
+    }
+
+    /// When to try again: at once after a conflict, else ever later.
+    fn action(&self, key: &str, error: &Error) -> Action {
+        if let Error::Conflict { .. } = error {
+            tracing::info!(%error, "trying again");
+            return Action::requeue(jittered(Duration::from_millis(100)));
+        }
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(key.to_owned()).or_insert(0);
+        *count = count.saturating_add(1);
+        let delay = jittered(Duration::from_millis(500 << (*count - 1).min(10)).min(MAX_BACKOFF));
+        tracing::warn!(%error, failures = *count, retry_in = ?delay, category = error.category(), "pass failed");
+        Action::requeue(delay)
+    }
+}

@@ -1,0 +1,339 @@
+//! Upgrades a tenant that agreed to it: everything but etcd, one gate after the other.
+//!
+//! preflight → leaves and apiserver, gate → controller-manager, gate → recorded, consent consumed. Nothing is
+//! written into the root namespace before the preflight passed. The attempt lives in the status, so a crash
+//! resumes where it was.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::{
+    Context, TenantKey,
+    apply::{apply, server_of},
+    error::Error,
+    observe::observe,
+    plan::{self, Answer, Goal, Observed, Plan, Wait},
+    render::Tenant,
+    rollout, status,
+    virtual_cluster::{BACKSTOP, Next, SOON, set_metadata},
+};
+use crate::{
+    api::{
+        ClusterVersion, UpgradeStep, VirtualCluster, labels,
+        template::Template,
+        virtual_cluster::UpgradeStatus,
+    },
+    features::Feature,
+    metrics::UpgradeOutcome,
+};
+
+/// Passes of observe → plan → apply within one reconcile. More than there are stages means two of them undo each other.
+const MAX_PASSES: usize = 12;
+
+/// One reconcile of a Running tenant that is being upgraded or agreed to be.
+pub(super) async fn reconcile(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result<Next, Error> {
+    match vc.status.as_ref().and_then(|status| status.upgrade.clone()) {
+        Some(attempt) => {
+            context.upgrading.keep(key, Instant::now());
+            go_on(context, key, vc, attempt).await
+        }
+        None => begin(context, key, vc).await,
+    }
+}
+
+/// What an upgrade is about, for its records.
+struct Target<'a> {
+    revision: &'a str,
+    resource_version: &'a str,
+    started: Time,
+}
+
+async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result<Next, Error> {
+    let now = context.now();
+    let name = &vc.spec.cluster_version_name;
+    let cluster_versions = Api::<ClusterVersion>::all(context.kubernetes.client());
+    let Some(cluster_version) = context.kubernetes.get(&cluster_versions, name).await? else {
+        let target = Target { revision: "", resource_version: "", started: Time(now) };
+        let error = format!("desired ClusterVersion {name} not found");
+        return failed(context, key, &vc, &target, &error, None, now).await;
+    };
+    let revision = context.revisions.ensure(&cluster_version).await?;
+    let resource_version = cluster_version.resource_version().unwrap_or_default();
+    if vc.pin() == Some(revision.as_str()) && !status::last_upgrade_failed(&vc) {
+        return nothing_to_do(context, key, &vc, &revision, &resource_version, now).await;
+    }
+    if !context.upgrading.take(key, Instant::now()) {
+        let why = "its turn: as many tenants are upgrading as may at once (--max-upgrading-tenants)";
+        status::write(&context.kubernetes, &vc, status::upgrade_waits(&vc, why, now)).await?;
+        return Ok(Next::In(BACKSTOP));
+    }
+    let target = Target { revision: &revision, resource_version: &resource_version, started: Time(now) };
+    match preflight(context, &vc, &revision).await {
+        Ok(None) => {}
+        Ok(Some(wait)) => {
+            // Waiting for its own health, it must not keep healthy tenants from their turn.
+            context.upgrading.give_back(key, Instant::now());
+            status::write(&context.kubernetes, &vc, status::upgrade_waits(&vc, &wait.message, now)).await?;
+            return Ok(Next::In(if wait.watched { BACKSTOP } else { SOON * 6 }));
+        }
+        Err(error) if error.is_final() => {
+            return failed(context, key, &vc, &target, &error.to_string(), None, now).await;
+        }
+        Err(error) => return Err(error),
+    }
+    let next = status::upgrade_started(&vc, &revision, &resource_version, now);
+    let vc = status::write(&context.kubernetes, &vc, next).await?;
+    let from = vc.pin().unwrap_or("what the tenant runs");
+    context.events.normal(&vc, "UpgradeStarted", "Upgrade", format!("from {from} to {revision}"));
+    tracing::info!(tenant = %key, %revision, "upgrade begins");
+    match vc.status.as_ref().and_then(|status| status.upgrade.clone()) {
+        Some(attempt) => go_on(context, key, vc, attempt).await,
+        None => Ok(Next::In(SOON)),
+    }
+}
+
+/// Whether the upgrade may begin: `None`, or what it waits for.
+async fn preflight(context: &Context, vc: &VirtualCluster, revision: &str) -> Result<Option<Wait>, Error> {
+    let template = context.revisions.template(revision).await?;
+    let tenant = Tenant::of(vc);
+    let goal = goal(context, &tenant, &template);
+    let observed = observe(&context.kubernetes, &tenant, &template, context.ask()).await?;
+    match plan::preflight(&goal, &observed, status::last_upgrade_failed(vc), context.now()) {
+        Plan::Wait(wait) => return Ok(Some(wait)),
+        Plan::Blocked(why) => return Err(Error::Blocked(why)),
+        Plan::Do(_) | Plan::Done => {}
+    }
+    for object in plan::preview(&goal, &observed) {
+        context.kubernetes.apply(&tenant.root_namespace, &object, true).await?;
+    }
+    Ok(None)
+}
+
+async fn go_on(context: &Context, key: &TenantKey, mut vc: VirtualCluster, mut attempt: UpgradeStatus) -> Result<Next, Error> {
+    let tenant = Tenant::of(&vc);
+    let template = match context.revisions.template(&attempt.revision).await {
+        Err(error) if error.is_final() => return refused(context, key, &vc, &attempt, &error, None).await,
+        other => other?,
+    };
+    let goal = goal(context, &tenant, &template);
+    let mut seen = None;
+    for _ in 0..MAX_PASSES {
+        let observed = match observe(&context.kubernetes, &tenant, &template, context.ask()).await {
+            Ok(observed) => seen.insert(observed),
+            Err(error) => return expired(context, key, &vc, &attempt, error, seen.as_ref()).await,
+        };
+        let now = context.now();
+        match plan::upgrade(&goal, observed, attempt.step, &attempt.attempt(), now) {
+            Plan::Do(effects) => {
+                for effect in &effects {
+                    let algorithm = context.leaf_key_algorithm();
+                    match apply(&context.kubernetes, &goal, observed, effect, algorithm, now).await {
+                        Ok(()) => super::tell_effect(context, &vc, "Upgrade", effect),
+                        Err(error) if error.is_final() => {
+                            return refused(context, key, &vc, &attempt, &error, Some(observed)).await;
+                        }
+                        Err(error) => return expired(context, key, &vc, &attempt, error, Some(observed)).await,
+                    }
+                }
+            }
+            Plan::Wait(wait) => return waits(context, key, &vc, &attempt, observed, wait, now).await,
+            Plan::Blocked(why) => {
+                return refused(context, key, &vc, &attempt, &Error::Blocked(why), Some(observed)).await;
+            }
+            Plan::Done if attempt.step == UpgradeStep::ApiServer && template.controller_manager.is_some() => {
+                context.events.normal(&vc, "ApiServerUpgraded", "Upgrade", "the new apiserver is ready and answers");
+                let next = status::upgrade_step(&vc, UpgradeStep::ControllerManager, now);
+                vc = status::write(&context.kubernetes, &vc, next).await?;
+                attempt.step = UpgradeStep::ControllerManager;
+                attempt.step_since = Time(now);
+            }
+            Plan::Done => {
+                let endpoint = server_of(&goal, observed);
+                return succeeded(context, key, &vc, &attempt, &endpoint, now).await;
+            }
+        }
+    }
+    let error = Error::Blocked("the upgrade does not come to rest: something else changes the tenant's objects".into());
+    refused(context, key, &vc, &attempt, &error, seen.as_ref()).await
+}
+
+fn goal<'a>(context: &Context, tenant: &'a Tenant, template: &'a Template) -> Goal<'a> {
+    Goal {
+        tenant,
+        template,
+        super_cluster_labelling: context.config.features.enabled(Feature::SuperClusterLabelling),
+    }
+}
+
+/// The step waits: within its time, and while there is hope, until something changes.
+async fn waits(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    attempt: &UpgradeStatus,
+    observed: &Observed,
+    wait: Wait,
+    now: Timestamp,
+) -> Result<Next, Error> {
+    let left = time_left(context, attempt, now);
+    let hopeless = wait.problem.as_ref().is_some_and(|problem| problem.hopeless);
+    if !left.is_zero() && !hopeless {
+        if let Some(problem) = &wait.problem {
+            let text = format!("pod {}: {}", problem.pod, problem.message);
+            status::write(&context.kubernetes, vc, status::upgrade_problem(vc, &text, now)).await?;
+        }
+        tracing::debug!(tenant = %key, step = attempt.step.name(), waits_for = %wait.message, "waiting");
+        return Ok(Next::In(left.min(if wait.watched { BACKSTOP } else { SOON })));
+    }
+    let mut error = match &wait.problem {
+        Some(_) => wait.message.clone(),
+        None => format!("{} within {:?}", wait.message, context.config.provisioner_timeout),
+    };
+    if let Some(problem) = &wait.problem {
+        let root = Tenant::of(vc).root_namespace;
+        error = format!("{error}: {}", context.told(&root, problem).await);
+    }
+    let target = Target::of(attempt);
+    failed(context, key, vc, &target, &error, Some(observed), now).await
+}
+
+/// An error that may pass: the attempt ends when it does not pass in time.
+async fn expired(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    attempt: &UpgradeStatus,
+    error: Error,
+    observed: Option<&Observed>,
+) -> Result<Next, Error> {
+    let now = context.now();
+    if !time_left(context, attempt, now).is_zero() {
+        return Err(error);
+    }
+    failed(context, key, vc, &Target::of(attempt), &error.to_string(), observed, now).await
+}
+
+/// An error that will not pass.
+async fn refused(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    attempt: &UpgradeStatus,
+    error: &Error,
+    observed: Option<&Observed>,
+) -> Result<Next, Error> {
+    failed(context, key, vc, &Target::of(attempt), &error.to_string(), observed, context.now()).await
+}
+
+fn time_left(context: &Context, attempt: &UpgradeStatus, now: Timestamp) -> Duration {
+    let limit = SignedDuration::try_from(context.config.provisioner_timeout).unwrap_or(SignedDuration::MAX);
+    Duration::try_from(limit.saturating_sub(now.duration_since(attempt.step_since.0))).unwrap_or(Duration::ZERO)
+}
+
+impl<'a> Target<'a> {
+    fn of(attempt: &'a UpgradeStatus) -> Self {
+        Self {
+            revision: &attempt.revision,
+            resource_version: &attempt.cluster_version_resource_version,
+            started: attempt.started.clone(),
+        }
+    }
+}
+
+/// Success is recorded first and the consent consumed after it: a crash in between finds nothing to do.
+async fn succeeded(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    attempt: &UpgradeStatus,
+    endpoint: &str,
+    now: Timestamp,
+) -> Result<Next, Error> {
+    let revision = &attempt.revision;
+    let next = status::upgraded(vc, revision, Some(endpoint), Some(&attempt.started), now);
+    let written = status::write(&context.kubernetes, vc, next).await?;
+    let target = Target::of(attempt);
+    count(context, &written, &target, UpgradeOutcome::Upgraded, now);
+    context.events.normal(&written, "UpgradeSucceeded", "Upgrade", format!("runs {revision} and answers"));
+    tracing::info!(tenant = %key, %revision, "upgrade succeeded");
+    consume(context, &written, Some(target.resource_version)).await?;
+    context.upgrading.give_back(key, Instant::now());
+    Ok(Next::Nothing)
+}
+
+/// The tenant agreed to a revision that it runs already.
+async fn nothing_to_do(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    revision: &str,
+    resource_version: &str,
+    now: Timestamp,
+) -> Result<Next, Error> {
+    let next = status::upgraded(vc, revision, None, None, now);
+    let written = status::write(&context.kubernetes, vc, next).await?;
+    let target = Target { revision, resource_version, started: Time(now) };
+    count(context, &written, &target, UpgradeOutcome::Unchanged, now);
+    context.events.normal(&written, "NothingToUpgrade", "Upgrade", format!("already runs {revision}"));
+    consume(context, &written, Some(resource_version)).await?;
+    context.upgrading.give_back(key, Instant::now());
+    Ok(Next::Nothing)
+}
+
+/// The consent is consumed before the failure is recorded: until it is, the attempt stands in the status and a
+/// crash in between resumes it. The other way round, a crash would leave a consent that nobody gave anew.
+async fn failed(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    target: &Target<'_>,
+    error: &str,
+    observed: Option<&Observed>,
+    now: Timestamp,
+) -> Result<Next, Error> {
+    let vc = consume(context, vc, None).await?;
+    let next = status::upgrade_failed(&vc, target.revision, &target.started, error, api_is_up(observed), now);
+    let written = status::write(&context.kubernetes, &vc, next).await?;
+    count(context, &written, target, UpgradeOutcome::Failed, now);
+    context.events.warning(&written, "UpgradeFailed", "Upgrade", error);
+    tracing::warn!(tenant = %key, revision = target.revision, error, "upgrade failed");
+    // The rollout of revisions puts the return to `lastGood` here.
+    context.upgrading.give_back(key, Instant::now());
+    Ok(Next::Nothing)
+}
+
+/// Whether the tenant's API works as far as was seen. Unknown counts as yes: Ready is not lowered on a guess.
+fn api_is_up(observed: Option<&Observed>) -> bool {
+    let Some(observed) = observed else { return true };
+    let apiserver = observed.stateful_sets.get(crate::api::Component::ApiServer.name());
+    !matches!(observed.answer, Some(Answer::NotReady(_)))
+        && apiserver.is_none_or(|set| rollout::pending(set).is_none())
+}
+
+/// Removes the consent and, after a success, records what was applied: one write, none if nothing would change.
+async fn consume(context: &Context, vc: &VirtualCluster, applied: Option<&str>) -> Result<VirtualCluster, Error> {
+    let mut change = json!({});
+    let labels = vc.labels();
+    if labels.contains_key(labels::READY_FOR_UPGRADE) {
+        change[labels::READY_FOR_UPGRADE] = Value::Null;
+    }
+    if let Some(applied) = applied.filter(|applied| labels.get(labels::CLUSTER_VERSION_APPLIED).map(String::as_str) != Some(applied)) {
+        change[labels::CLUSTER_VERSION_APPLIED] = applied.into();
+    }
+    if change.as_object().is_none_or(serde_json::Map::is_empty) {
+        return Ok(vc.clone());
+    }
+    set_metadata(context, vc, &json!({"labels": change})).await
+}
+
+fn count(context: &Context, vc: &VirtualCluster, target: &Target<'_>, outcome: UpgradeOutcome, now: Timestamp) {
+    let took = Duration::try_from(now.duration_since(target.started.0)).unwrap_or(Duration::ZERO);
+    let cluster_version = &vc.spec.cluster_version_name;
+    context.metrics.upgrade_finished(cluster_version, target.resource_version, took, outcome);
+}
