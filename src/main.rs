@@ -19,7 +19,13 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Run(config) => run(*config),
-        Command::Crds => print(&api::crds_yaml()),
+        Command::Crds => match api::crds_yaml() {
+            Ok(text) => print(&text),
+            Err(error) => {
+                eprintln!("vc-manager: {error}");
+                ExitCode::FAILURE
+            }
+        },
         Command::Version => print(&format!("{}\n", build_info::version_line())),
         Command::Help(text) => print(&text),
     }

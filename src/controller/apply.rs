@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     error::Error,
     kubernetes::Kubernetes,
-    plan::{Effect, Goal, Observed},
+    plan::{Effect, Goal, HASTE, Observed},
     render::{self, TenantSecret},
 };
 use crate::pki::{
@@ -45,7 +45,8 @@ pub(super) async fn apply(
             issue(kubernetes, goal, observed, secrets, attempt.as_deref(), algorithm, now).await
         }
         Effect::Apply(object) => kubernetes.apply(root, object, false).await,
-        Effect::DeletePod(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid).await,
+        Effect::DeletePod(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, None).await,
+        Effect::Hasten(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, Some(HASTE)).await,
     }
 }
 

@@ -50,7 +50,7 @@ pub fn stuck(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> 
 }
 
 /// The pods that `set` controls.
-fn of_set<'a>(pods: &'a [Pod], set: &'a str) -> impl Iterator<Item = &'a Pod> {
+pub(super) fn of_set<'a>(pods: &'a [Pod], set: &'a str) -> impl Iterator<Item = &'a Pod> {
     pods.iter().filter(move |pod| {
         pod.owner_references()
             .iter()

@@ -150,9 +150,10 @@ impl Kubernetes {
         self.call(what, api.patch(name, &params, &Patch::Apply(value))).await.map(|_| ())
     }
 
-    /// Deletes the very pod that was looked at.
-    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<(), Error> {
-        self.delete(&self.namespaced::<Pod>(namespace), name, uid).await
+    /// Deletes the very pod that was looked at. `grace` is in seconds; its own when absent.
+    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str, grace: Option<i64>) -> Result<(), Error> {
+        let grace = grace.and_then(|seconds| u32::try_from(seconds).ok());
+        self.delete_within(&self.namespaced::<Pod>(namespace), name, uid, grace).await
     }
 
     /// Deletes the very namespace that was looked at.
@@ -165,7 +166,15 @@ impl Kubernetes {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
+        self.delete_within(api, name, uid, None).await
+    }
+
+    async fn delete_within<K>(&self, api: &Api<K>, name: &str, uid: &str, grace: Option<u32>) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
         let params = DeleteParams {
+            grace_period_seconds: grace,
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::default()
         };

@@ -170,6 +170,13 @@ fn tell_effect(context: &Context, vc: &VirtualCluster, action: &str, effect: &Ef
             context.events.normal(vc, reason, action, format!("StatefulSet {} is applied; waiting for it", object.name));
         }
         Effect::Apply(_) => {}
+        Effect::Hasten(pod) => {
+            let note = format!(
+                "pod {} has stopped listening and answered its requests; it is not waited for any longer for the sake of open watches",
+                pod.pod
+            );
+            context.events.normal(vc, "ApiServerHastened", action, note);
+        }
         Effect::DeletePod(pod) => {
             let note = format!(
                 "pod {} is deleted: it is of an older revision and cannot become ready ({}), so its StatefulSet would wait for it for ever",

@@ -10,9 +10,10 @@ use k8s_openapi::api::{
 use kube::{Api, Resource, ResourceExt as _};
 
 use super::{
+    diagnose,
     error::Error,
     kubernetes::Kubernetes,
-    plan::{Answer, Observed},
+    plan::{Answer, Deaf, Observed},
     probe,
     render::{Tenant, TenantSecret},
     rollout,
@@ -48,11 +49,15 @@ pub(super) async fn observe(kubernetes: &Kubernetes, tenant: &Tenant, template: 
         stateful_sets: by_name(stateful_sets),
         pods,
         answer: None,
+        deaf: Vec::new(),
     };
-    observed.answer = match ask {
-        Ask::Nobody => Some(Answer::NotAsked),
-        Ask::Tenant => answer(&observed, template).await,
-    };
+    match ask {
+        Ask::Nobody => observed.answer = Some(Answer::NotAsked),
+        Ask::Tenant => {
+            observed.answer = answer(&observed, template).await;
+            observed.deaf = deaf(&observed, template).await;
+        }
+    }
     Ok(observed)
 }
 
@@ -64,6 +69,22 @@ async fn answer(observed: &Observed, template: &Template) -> Option<Answer> {
     let service = observed.services.get(&template.api_server_service)?;
     let admin = observed.secrets.get(TenantSecret::AdminKubeconfig.name())?;
     Some(probe::ask(service, template.api_server_port, admin).await)
+}
+
+/// Apiserver pods that are being deleted and refuse connections. One that cannot be reached is not among them.
+async fn deaf(observed: &Observed, template: &Template) -> Vec<Deaf> {
+    let mut deaf = Vec::new();
+    let Some(service) = observed.services.get(&template.api_server_service) else { return deaf };
+    for pod in diagnose::of_set(&observed.pods, &template.api_server.stateful_set_name) {
+        if pod.metadata.deletion_timestamp.is_some() && probe::refuses_connections(pod, service).await {
+            deaf.push(Deaf {
+                pod: pod.name_any(),
+                uid: pod.uid().unwrap_or_default(),
+                grace: pod.metadata.deletion_grace_period_seconds.unwrap_or(0),
+            });
+        }
+    }
+    deaf
 }
 
 fn by_name<K: Resource>(objects: Vec<K>) -> BTreeMap<String, K> {

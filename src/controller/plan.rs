@@ -39,6 +39,23 @@ pub struct Observed {
     pub pods: Vec<Pod>,
     /// What the tenant answered: `None` when it was not asked.
     pub answer: Option<Answer>,
+    /// Apiserver pods that are being deleted and take no connections any more.
+    pub deaf: Vec<Deaf>,
+}
+
+/// An apiserver pod that is on its way out and has stopped listening.
+///
+/// All requests it had are answered then; what is left are watches, and for those kube-apiserver lingers until it
+/// is killed, at the end of its whole grace period, unless it runs with `--shutdown-watch-termination-grace-period`.
+/// A StatefulSet makes the next pod only when it is gone, so that the tenant has no API all the while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deaf {
+    /// Name of the pod.
+    pub pod: String,
+    /// Uid of the pod.
+    pub uid: String,
+    /// Seconds it was given to end.
+    pub grace: i64,
 }
 
 /// What a tenant's API answered through its Service.
@@ -68,6 +85,8 @@ pub enum Effect {
     Apply(Rendered),
     /// Delete a pod that keeps its StatefulSet from rolling out.
     DeletePod(Diagnosis),
+    /// Cut the grace period short of a pod that lingers with nothing left to do.
+    Hasten(Deaf),
 }
 
 /// What is next for a tenant.
@@ -95,6 +114,9 @@ pub struct Wait {
     /// Whether a watch will tell when it is over. If not, it must be looked at again soon.
     pub watched: bool,
 }
+
+/// Seconds left to a pod that lingers. Not 0, which would make room for its successor while it may still run.
+pub const HASTE: i64 = 1;
 
 /// What a tenant should be.
 #[derive(Clone, Copy, Debug)]
@@ -308,6 +330,13 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
             return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
         }
     }
+    if component == Component::ApiServer {
+        let lingering = observed.deaf.iter().filter(|pod| pod.grace > HASTE);
+        let effects: Vec<_> = lingering.cloned().map(Effect::Hasten).collect();
+        if !effects.is_empty() {
+            return Some(Plan::Do(effects));
+        }
+    }
     gate(component, set, observed, now)
 }
 
@@ -321,11 +350,14 @@ fn objects(goal: &Goal<'_>, observed: &Observed, component: Component) -> Vec<Re
 /// up the API, that the tenant answers.
 fn gate(component: Component, set: &StatefulSet, observed: &Observed, now: Timestamp) -> Option<Plan> {
     if let Some(pending) = rollout::pending(set) {
+        // No watch tells when an apiserver that is on its way out stops listening.
+        let leaving = component == Component::ApiServer
+            && diagnose::of_set(&observed.pods, &set.name_any()).any(|pod| pod.metadata.deletion_timestamp.is_some());
         return Some(Plan::Wait(Wait {
             component: Some(component),
             message: format!("{component}: {pending}"),
             problem: diagnose::worst(&observed.pods, &set.name_any(), now),
-            watched: true,
+            watched: !leaving,
         }));
     }
     match &observed.answer {

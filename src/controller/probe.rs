@@ -4,10 +4,13 @@
 //! do not resolve where the manager runs outside of it, so the Service's address is dialled, and the certificate
 //! is checked for a name that every apiserver certificate has.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use http::Request;
-use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::{
+    api::core::v1::{Pod, Secret, Service},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
 use kube::{Client, Config, config::Kubeconfig};
 
 use super::{
@@ -43,6 +46,32 @@ pub(super) async fn ask(service: &Service, port: u16, admin: &Secret) -> Answer 
         }
     }
     Answer::Ready
+}
+
+/// Whether nothing listens any more where `service` sends its clients to in `pod`: the connection is refused.
+/// Any other failure proves nothing.
+pub(super) async fn refuses_connections(pod: &Pod, service: &Service) -> bool {
+    let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).and_then(|ip| ip.parse::<IpAddr>().ok());
+    let Some((address, port)) = address.zip(target_port(pod, service)) else { return false };
+    let connect = tokio::net::TcpStream::connect((address, port));
+    matches!(
+        tokio::time::timeout(Duration::from_millis(500), connect).await,
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// The port of `pod` that the first port of `service` stands for.
+fn target_port(pod: &Pod, service: &Service) -> Option<u16> {
+    let port = service.spec.as_ref()?.ports.as_ref()?.first()?;
+    let number = match &port.target_port {
+        None => port.port,
+        Some(IntOrString::Int(number)) => *number,
+        Some(IntOrString::String(name)) => {
+            let mut ports = pod.spec.as_ref()?.containers.iter().flat_map(|container| container.ports.iter().flatten());
+            ports.find(|port| port.name.as_ref() == Some(name))?.container_port
+        }
+    };
+    u16::try_from(number).ok()
 }
 
 async fn client(service: &Service, port: u16, admin: &Secret) -> Result<Client, String> {
