@@ -1,1 +1,58 @@
-fn main(){}
+//! Reads the command line and runs what it asks for.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use vc_manager::args::{self, Command, ManagerConfig};
+use vc_manager::{api, build_info, process, telemetry};
+
+fn main() -> ExitCode {
+    let words = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned());
+    let command = match args::parse(words, args::pod_namespace()) {
+        Ok(command) => command,
+        Err(error) => {
+            complain(&error.message);
+            return ExitCode::from(error.exit_code);
+        }
+    };
+    match command {
+        Command::Run(config) => run(*config),
+        Command::Crds => print(&api::crds_yaml()),
+        Command::Version => print(&format!("{}\n", build_info::version_line())),
+        Command::Help(text) => print(&text),
+    }
+}
+
+fn run(config: ManagerConfig) -> ExitCode {
+    if let Err(error) = telemetry::init(&config.log) {
+        complain(&format!("{:#}", anyhow::Error::from(error)));
+        return ExitCode::FAILURE;
+    }
+    match process::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "vc-manager failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader had enough, as with `| head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One line on stderr; there is nowhere left to report that it failed.
+fn complain(message: &str) {
+    let _ = writeln!(io::stderr(), "vc-manager: {message}");
+}

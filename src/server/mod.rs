@@ -1,0 +1,12 @@
+//! The HTTP listeners: one over TLS for webhooks, metrics and health, and plain ones for health and metrics.
+//!
+//! Every replica runs all of them, leader or not. A listener takes no more connections than its limit, closes those
+//! that dawdle, and at shutdown finishes what is in flight.
+
+pub mod health;
+pub mod listen;
+pub mod metrics_endpoint;
+pub mod router;
+pub mod serve;
+pub mod source;
+pub mod tls;
