@@ -306,7 +306,7 @@ async fn peers_that_dawdle_are_cut() {
         let (mut read, mut write) = tokio::io::split(stream);
         let writer = tokio::spawn(async move {
             while write.write_all(b"x: y\r\n").await.is_ok() && write.flush().await.is_ok() {
-                sleep(SECOND / 20).await
+                sleep(SECOND / 20).await;
             }
         });
         until_closed(&mut read).await;
