@@ -343,6 +343,10 @@ impl Cli {
                     .to_owned(),
             );
         }
+        if self.enable_webhook {
+            warnings
+                .push("--enable-webhook has no effect: this version has no admission webhooks".to_owned());
+        }
         Ok(ManagerConfig {
             namespace: non_empty(self.namespace)
                 .or(pod_namespace)

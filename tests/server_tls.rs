@@ -371,6 +371,28 @@ async fn drain_lets_a_request_finish() {
 }
 
 #[tokio::test]
+async fn unused_connections_do_not_hold_up_the_drain() {
+    let dir = tempfile::tempdir().unwrap();
+    write_pair(dir.path(), "x");
+    let certificate = from_files(dir.path()).await;
+    let tls = Server::start(Some(&certificate), hello(), Limits::default()).await;
+    let plain = Server::start(None, hello(), Limits::default()).await;
+    let _plain = (plain.tcp().await, tls.tcp().await);
+    let _tls = (
+        tls_client(&tls, dir.path(), b"http/1.1").await,
+        tls_client(&tls, dir.path(), b"h2").await,
+    );
+    sleep(SECOND / 4).await;
+    for server in [tls, plain] {
+        server.stop.cancel();
+        assert_eq!(
+            timeout(2 * SECOND, server.task).await.unwrap().unwrap(),
+            Drained::Clean
+        );
+    }
+}
+
+#[tokio::test]
 async fn drain_has_a_deadline() {
     let never = Router::new().route("/", get(std::future::pending::<String>));
     let server = Server::start(

@@ -66,6 +66,9 @@ impl Default for Limits {
     }
 }
 
+/// Time for the first request on a connection once the listener is to stop.
+const FIRST_REQUEST_AT_SHUTDOWN: Duration = Duration::from_millis(500);
+
 /// How the end of a listener went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
@@ -242,6 +245,10 @@ impl Peer {
                 () = self.stop.cancelled(), if !closing => {
                     closing = true;
                     connection.as_mut().graceful_shutdown();
+                    // hyper waits for the first request even so; one that is not on its way by now is not coming.
+                    if activity.requests.load(Ordering::Relaxed) == 0 {
+                        check.reset_after(FIRST_REQUEST_AT_SHUTDOWN);
+                    }
                 }
                 _ = check.tick() => {
                     let served = activity.requests.load(Ordering::Relaxed);
