@@ -245,7 +245,7 @@ impl Peer {
                 () = self.stop.cancelled(), if !closing => {
                     closing = true;
                     connection.as_mut().graceful_shutdown();
-                    // hyper waits for the first request even so; one that is not on its way by now is not coming.
+                    // HTTP/2 waits for the peer's preface even so; one that is not on its way by now is not coming.
                     if activity.requests.load(Ordering::Relaxed) == 0 {
                         check.reset_after(FIRST_REQUEST_AT_SHUTDOWN);
                     }
