@@ -99,7 +99,6 @@ async fn manage(config: ManagerConfig) -> anyhow::Result<()> {
         client: client.clone(),
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),
-        readiness: readiness.clone(),
     };
     let mut work = Work::start(context);
     started.set(true);

@@ -6,7 +6,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::ManagerConfig;
 use crate::metrics::Metrics;
-use crate::server::health::Readiness;
 
 /// What the loop works with. Built once; there are no globals.
 pub struct Setup {
@@ -16,8 +15,6 @@ pub struct Setup {
     pub config: Arc<ManagerConfig>,
     /// Where passes and upgrades are counted.
     pub metrics: Arc<Metrics>,
-    /// Where further conditions of readiness are registered.
-    pub readiness: Readiness,
 }
 
 /// Runs until `stop` is cancelled.
