@@ -154,7 +154,7 @@ impl UsageError {
     }
 }
 
-/// Manages VirtualClusters: tenant Kubernetes control planes that run as pods in a super cluster.
+/// Manages tenant Kubernetes control planes that run as pods in a super cluster.
 ///
 /// Flags may be written with one dash or two. A boolean flag takes its value only after `=`.
 #[derive(Parser)]
@@ -243,7 +243,7 @@ struct Cli {
     /// Form of a log line
     #[arg(long, value_name = "FORMAT", default_value = "json", value_enum)]
     log_format: LogFormat,
-    /// What is logged: a level, or a filter such as info,vc_manager=debug
+    /// What is logged: a level, or a filter such as `info,vc_manager=debug`
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = log_filter)]
     log_level: String,
     /// Accepted for compatibility; log lines carry no stack traces
@@ -342,6 +342,10 @@ impl Cli {
                  the ConfigMap alone is not excluded"
                     .to_owned(),
             );
+        }
+        if self.enable_webhook {
+            warnings
+                .push("--enable-webhook has no effect: this version has no admission webhooks".to_owned());
         }
         Ok(ManagerConfig {
             namespace: non_empty(self.namespace)
@@ -446,7 +450,7 @@ fn address(flag: &str, text: &str) -> Result<Option<ListenAddr>, UsageError> {
 }
 
 fn at_least_one(text: &str) -> Result<u16, &'static str> {
-    match text.parse::<i64>().map_err(|error| error.kind().clone()) {
+    match text.parse::<i64>().map_err(|error| *error.kind()) {
         Ok(0 | i64::MIN..0) => Err("must be at least 1"),
         Ok(number) => u16::try_from(number).map_err(|_| "value out of range"),
         Err(std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow) => {

@@ -8,6 +8,7 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tower::timeout::Timeout;
 
 use crate::build_info;
 
@@ -93,6 +94,18 @@ impl CallError {
     }
 }
 
+/// A client that shares `client`'s connections and gives up on a request that gets no answer within `limit`. For
+/// code that calls the API on its own terms; not for watches, which may be silent for longer.
+#[must_use]
+pub fn with_deadline(client: Client, limit: Duration) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let client = client.clone();
+        async move { client.send(request).await }
+    });
+    Client::new(Timeout::new(service, limit), namespace)
+}
+
 /// Runs one API call with a deadline. `what` names it in errors, as in `get Secret a/b`.
 pub async fn deadline<T>(
     limit: Duration,
@@ -136,6 +149,17 @@ mod tests {
                 .unwrap(),
             3
         );
+    }
+
+    #[tokio::test]
+    async fn client_with_a_deadline() {
+        let silent = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, tower::BoxError>>()
+        });
+        let client = with_deadline(Client::new(silent, "ns"), Duration::from_millis(20));
+        assert_eq!(client.default_namespace(), "ns");
+        let answer = tokio::time::timeout(Duration::from_secs(5), client.apiserver_version()).await;
+        assert!(answer.unwrap().is_err());
     }
 
     #[tokio::test]

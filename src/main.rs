@@ -19,13 +19,7 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Run(config) => run(*config),
-        Command::Crds => match api::crds_yaml() {
-            Ok(text) => print(&text),
-            Err(error) => {
-                eprintln!("vc-manager: {error}");
-                ExitCode::FAILURE
-            }
-        },
+        Command::Crds => api::crds_yaml().map_or_else(|error| fail(&error.to_string()), |text| print(&text)),
         Command::Version => print(&format!("{}\n", build_info::version_line())),
         Command::Help(text) => print(&text),
     }
@@ -33,8 +27,7 @@ fn main() -> ExitCode {
 
 fn run(config: ManagerConfig) -> ExitCode {
     if let Err(error) = telemetry::init(&config.log) {
-        complain(&format!("{:#}", anyhow::Error::from(error)));
-        return ExitCode::FAILURE;
+        return fail(&format!("{:#}", anyhow::Error::from(error)));
     }
     match process::run(config) {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,11 +44,13 @@ fn print(text: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The reader had enough, as with `| head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error.to_string());
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error.to_string()),
     }
+}
+
+fn fail(message: &str) -> ExitCode {
+    complain(message);
+    ExitCode::FAILURE
 }
 
 /// One line on stderr; there is nowhere left to report that it failed.

@@ -77,6 +77,8 @@ pub struct Metrics {
     registry: Registry,
     upgrades: Option<UpgradeMetrics>,
     virtual_clusters: IntGaugeVec,
+    /// Phases that have a series.
+    phases: Mutex<BTreeSet<String>>,
     reconciles: IntCounterVec,
     reconcile_seconds: HistogramVec,
     leader: IntGauge,
@@ -113,6 +115,7 @@ impl Metrics {
             .set(1);
         Ok(Self {
             upgrades,
+            phases: Mutex::default(),
             virtual_clusters: register(
                 &registry,
                 IntGaugeVec::new(
@@ -221,10 +224,18 @@ impl Metrics {
 
     /// Sets how many `VirtualClusters` are in each phase. Phases not named are no longer shown.
     pub fn set_virtual_clusters<'a>(&self, by_phase: impl IntoIterator<Item = (&'a str, usize)>) {
-        self.virtual_clusters.reset();
+        // Set first, then removed, so that a scrape in between sees no gap.
+        let mut shown = self.phases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = std::mem::take(&mut *shown);
         for (phase, count) in by_phase {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             self.virtual_clusters.with_label_values(&[phase]).set(count);
+            gone.remove(phase);
+            shown.insert(phase.to_owned());
+        }
+        for phase in gone {
+            // Cannot fail: what was shown has a series.
+            let _ = self.virtual_clusters.remove_label_values(&[phase.as_str()]);
         }
     }
 

@@ -45,6 +45,8 @@ const ENDPOINT_LAG: Duration = Duration::from_secs(3);
 const DRAIN: Duration = Duration::from_secs(8);
 /// The same after the Lease was lost: less than another replica has to wait before it takes over.
 const DRAIN_AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Time to cut connections that are still open then.
+const CUT: Duration = Duration::from_millis(200);
 /// Time for the loop to stop at shutdown.
 const LOOP_STOP: Duration = Duration::from_secs(8);
 /// Time to hand back the Lease. All of these stay below the 30 s a pod has by default.
@@ -207,16 +209,11 @@ impl Listeners {
             } else {
                 Access::Open
             };
-            let router = router::https(
-                readiness.clone(),
-                Arc::clone(metrics),
-                access,
-                axum::Router::new(),
-            );
+            let router = router::https(readiness, Arc::clone(metrics), access, axum::Router::new());
             self.spawn("https", listener, Some(tls), router);
         }
         if let Some(listener) = health {
-            self.spawn("health", listener, None, router::health(readiness.clone()));
+            self.spawn("health", listener, None, router::health(readiness));
         }
         if let Some(listener) = plain_metrics {
             self.spawn("metrics", listener, None, router::metrics(Arc::clone(metrics)));
@@ -261,7 +258,7 @@ impl Listeners {
         self.stop.cancel();
         self.stop_refresh.cancel();
         let all = async { while self.tasks.join_next().await.is_some() {} };
-        if timeout(drain, all).await.is_err() {
+        if timeout(drain + CUT, all).await.is_err() {
             warn!("listeners took too long to stop");
         }
     }
@@ -293,8 +290,10 @@ impl Work {
                 election: None,
             };
         }
+        // A candidate would otherwise wait without end for an answer lost on the way.
+        let lease_client = client::with_deadline(context.client.clone(), RENEW_DEADLINE);
         let (namespace, name) = (&config.namespace, &config.leader_election_name);
-        let election = LeaderElection::new(context.client.clone(), namespace, name, &identity())
+        let election = LeaderElection::new(lease_client, namespace, name, &identity())
             .with_lease_duration(LEASE_DURATION)
             .with_renew_deadline(RENEW_DEADLINE)
             .with_retry_period(RETRY_PERIOD);

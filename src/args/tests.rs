@@ -33,7 +33,7 @@ fn defaults() {
             leader_election: true,
             leader_election_name: "vc-manager-leaderelection-lock".into(),
             num_reconciles: 10,
-            provisioner_timeout: Duration::from_secs(600),
+            provisioner_timeout: Duration::from_mins(10),
             kube_api_timeout: Duration::from_secs(15),
             max_starting_tenants: 2,
             max_upgrading_tenants: 10,
@@ -126,7 +126,7 @@ fn every_flag_in_both_value_forms() {
         webhook_cert_dir: Some("/certs".into()),
         leader_election_name: "lock".into(),
         num_reconciles: 5,
-        provisioner_timeout: Duration::from_secs(5400),
+        provisioner_timeout: Duration::from_mins(90),
         kube_api_timeout: Duration::from_millis(1500),
         max_starting_tenants: 3,
         max_upgrading_tenants: 4,
@@ -228,132 +228,135 @@ fn other_commands() {
     }
 }
 
+/// Command lines, the exit code, and the line on stderr.
+const ERRORS: &[(&[&str], u8, &str)] = &[
+    (&["-nope"], 2, "flag provided but not defined: -nope"),
+    (&["-num-reconciles"], 2, "flag needs an argument: -num-reconciles"),
+    (
+        &["-num-reconciles=x"],
+        2,
+        "invalid value \"x\" for flag -num-reconciles: parse error",
+    ),
+    (
+        &["-num-reconciles=0"],
+        2,
+        "invalid value \"0\" for flag -num-reconciles: must be at least 1",
+    ),
+    (
+        &["-num-reconciles", "-5"],
+        2,
+        "invalid value \"-5\" for flag -num-reconciles: must be at least 1",
+    ),
+    (
+        &["-num-reconciles=70000"],
+        2,
+        "invalid value \"70000\" for flag -num-reconciles: value out of range",
+    ),
+    (
+        &["-num-reconciles="],
+        2,
+        "invalid value \"\" for flag -num-reconciles: parse error",
+    ),
+    (
+        &["-num-reconciles=99999999999999999999"],
+        2,
+        "invalid value \"99999999999999999999\" for flag -num-reconciles: value out of range",
+    ),
+    (
+        &["-leader-election=no"],
+        2,
+        "invalid boolean value \"no\" for -leader-election: parse error",
+    ),
+    (
+        &["-leader-election="],
+        2,
+        "invalid boolean value \"\" for -leader-election: parse error",
+    ),
+    (
+        &["-leader-election", "false"],
+        2,
+        "unexpected argument \"false\": a boolean flag takes its value as -leader-election=false",
+    ),
+    (
+        &["-provisioner-timeout=10"],
+        2,
+        "invalid value \"10\" for flag -provisioner-timeout: parse error",
+    ),
+    (
+        &["-kube-api-timeout=0"],
+        2,
+        "invalid value \"0\" for flag -kube-api-timeout: must be greater than 0",
+    ),
+    (
+        &["-kube-api-timeout=-1s"],
+        2,
+        "invalid value \"-1s\" for flag -kube-api-timeout: must not be negative",
+    ),
+    (
+        &["-health-addr=8080"],
+        2,
+        "invalid value \"8080\" for flag -health-addr: missing port in address",
+    ),
+    (
+        &["-leaf-key-algorithm=dsa"],
+        2,
+        "invalid value \"dsa\" for flag -leaf-key-algorithm: must be one of ecdsa-p256, rsa-2048",
+    ),
+    (
+        &["-leader-elect-resource-lock=endpoints"],
+        2,
+        "invalid value \"endpoints\" for flag -leader-elect-resource-lock: must be one of configmaps, leases, configmapsleases",
+    ),
+    (
+        &["-log-level=a=b=c"],
+        2,
+        "invalid value \"a=b=c\" for flag -log-level: error parsing level filter: expected one of \"off\", \
+             \"error\", \"warn\", \"info\", \"debug\", \"trace\", or a number 0-5",
+    ),
+    (&["run"], 2, "unexpected argument \"run\""),
+    (&["crds", "x"], 2, "unexpected argument \"x\""),
+    (&["crds", "--x"], 2, "unexpected argument \"--x\""),
+    (&["--", "x"], 2, "unexpected argument \"x\""),
+    (
+        &["-feature-gates=SuperClusterPooling"],
+        2,
+        "invalid value \"SuperClusterPooling\" for flag -feature-gates: malformed pair, expect string=bool",
+    ),
+    (
+        &[
+            "-feature-gates=SuperClusterPooling=true",
+            "-feature-gates",
+            "SuperClusterPooling=x",
+        ],
+        2,
+        "invalid value \"SuperClusterPooling=x\" for flag -feature-gates: invalid value of SuperClusterPooling: x, \
+             err: strconv.ParseBool: parsing \"x\": invalid syntax",
+    ),
+    (
+        &["-feature-gates=Nope=true"],
+        1,
+        "unrecognized feature-gate key: Nope",
+    ),
+    (
+        &["-provisioner=capi"],
+        1,
+        "provisioner \"capi\" is not implemented; only \"native\" is",
+    ),
+    (
+        &["-provisioner=x"],
+        1,
+        "virtualcluster provisioner missing: \"x\" is unknown",
+    ),
+    (
+        &["-leader-elect-resource-name="],
+        1,
+        "leader election needs a -leader-elect-resource-name",
+    ),
+];
+
 #[test]
 fn errors() {
-    let cases: &[(&[&str], u8, &str)] = &[
-        (&["-nope"], 2, "flag provided but not defined: -nope"),
-        (&["-num-reconciles"], 2, "flag needs an argument: -num-reconciles"),
-        (
-            &["-num-reconciles=x"],
-            2,
-            "invalid value \"x\" for flag -num-reconciles: parse error",
-        ),
-        (
-            &["-num-reconciles=0"],
-            2,
-            "invalid value \"0\" for flag -num-reconciles: must be at least 1",
-        ),
-        (
-            &["-num-reconciles", "-5"],
-            2,
-            "invalid value \"-5\" for flag -num-reconciles: must be at least 1",
-        ),
-        (
-            &["-num-reconciles=70000"],
-            2,
-            "invalid value \"70000\" for flag -num-reconciles: value out of range",
-        ),
-        (
-            &["-num-reconciles="],
-            2,
-            "invalid value \"\" for flag -num-reconciles: parse error",
-        ),
-        (
-            &["-num-reconciles=99999999999999999999"],
-            2,
-            "invalid value \"99999999999999999999\" for flag -num-reconciles: value out of range",
-        ),
-        (
-            &["-leader-election=no"],
-            2,
-            "invalid boolean value \"no\" for -leader-election: parse error",
-        ),
-        (
-            &["-leader-election="],
-            2,
-            "invalid boolean value \"\" for -leader-election: parse error",
-        ),
-        (
-            &["-leader-election", "false"],
-            2,
-            "unexpected argument \"false\": a boolean flag takes its value as -leader-election=false",
-        ),
-        (
-            &["-provisioner-timeout=10"],
-            2,
-            "invalid value \"10\" for flag -provisioner-timeout: parse error",
-        ),
-        (
-            &["-kube-api-timeout=0"],
-            2,
-            "invalid value \"0\" for flag -kube-api-timeout: must be greater than 0",
-        ),
-        (
-            &["-kube-api-timeout=-1s"],
-            2,
-            "invalid value \"-1s\" for flag -kube-api-timeout: must not be negative",
-        ),
-        (
-            &["-health-addr=8080"],
-            2,
-            "invalid value \"8080\" for flag -health-addr: missing port in address",
-        ),
-        (
-            &["-leaf-key-algorithm=dsa"],
-            2,
-            "invalid value \"dsa\" for flag -leaf-key-algorithm: must be one of ecdsa-p256, rsa-2048",
-        ),
-        (
-            &["-leader-elect-resource-lock=endpoints"],
-            2,
-            "invalid value \"endpoints\" for flag -leader-elect-resource-lock: must be one of configmaps, leases, configmapsleases",
-        ),
-        (
-            &["-log-level=a=b=c"],
-            2,
-            "invalid value \"a=b=c\" for flag -log-level: invalid filter directive",
-        ),
-        (&["run"], 2, "unexpected argument \"run\""),
-        (&["crds", "x"], 2, "unexpected argument \"x\""),
-        (&["crds", "--x"], 2, "unexpected argument \"--x\""),
-        (&["--", "x"], 2, "unexpected argument \"x\""),
-        (
-            &["-feature-gates=SuperClusterPooling"],
-            2,
-            "invalid value \"SuperClusterPooling\" for flag -feature-gates: malformed pair, expect string=bool",
-        ),
-        (
-            &[
-                "-feature-gates=SuperClusterPooling=true",
-                "-feature-gates",
-                "SuperClusterPooling=x",
-            ],
-            2,
-            "invalid value \"SuperClusterPooling=x\" for flag -feature-gates: invalid value of SuperClusterPooling: x, \
-             err: strconv.ParseBool: parsing \"x\": invalid syntax",
-        ),
-        (
-            &["-feature-gates=Nope=true"],
-            1,
-            "unrecognized feature-gate key: Nope",
-        ),
-        (
-            &["-provisioner=capi"],
-            1,
-            "provisioner \"capi\" is not implemented; only \"native\" is",
-        ),
-        (
-            &["-provisioner=x"],
-            1,
-            "virtualcluster provisioner missing: \"x\" is unknown",
-        ),
-        (
-            &["-leader-elect-resource-name="],
-            1,
-            "leader election needs a -leader-elect-resource-name",
-        ),
-    ];
-    for (line, exit_code, message) in cases {
+    for (line, exit_code, message) in ERRORS {
         let error = parse_line(line).unwrap_err();
         assert_eq!(
             (error.message.as_str(), error.exit_code),

@@ -73,7 +73,7 @@ impl Latch {
 }
 
 /// The three endpoints, each with its checks below it, as in `/readyz/ping`.
-pub fn routes(readiness: Readiness) -> Router {
+pub fn routes(readiness: &Readiness) -> Router {
     let mut router = Router::new();
     for endpoint in [Endpoint::Healthz, Endpoint::Livez, Endpoint::Readyz] {
         let state = Health {
@@ -190,7 +190,7 @@ mod tests {
 
     async fn get(readiness: &Readiness, uri: &str) -> (u16, String) {
         let request = http::Request::get(uri).body(Body::empty()).unwrap();
-        let response = routes(readiness.clone()).oneshot(request).await.unwrap();
+        let response = routes(readiness).oneshot(request).await.unwrap();
         let status = response.status().as_u16();
         let body = to_bytes(response.into_body(), 4096).await.unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())

@@ -19,20 +19,17 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const BODY_LIMIT: usize = 8 * 1024 * 1024;
 
 /// The plain health listener.
-#[must_use]
-pub fn health(readiness: Readiness) -> Router {
+pub fn health(readiness: &Readiness) -> Router {
     guarded(health::routes(readiness))
 }
 
 /// The plain metrics listener, open to whoever reaches it.
-#[must_use]
 pub fn metrics(metrics: Arc<Metrics>) -> Router {
     guarded(metrics_endpoint::routes(metrics, Access::Open))
 }
 
 /// The HTTPS listener: health, metrics for those who have `access`, and the routes of `admission`.
-#[must_use]
-pub fn https(readiness: Readiness, metrics: Arc<Metrics>, access: Access, admission: Router) -> Router {
+pub fn https(readiness: &Readiness, metrics: Arc<Metrics>, access: Access, admission: Router) -> Router {
     let own = health::routes(readiness).merge(metrics_endpoint::routes(metrics, access));
     guarded(own.merge(admission.layer(DefaultBodyLimit::max(BODY_LIMIT))))
 }
@@ -69,7 +66,7 @@ mod tests {
             )
             .route("/panic", get(|| async { panic!("for the test") as String }));
         let metrics = Arc::new(Metrics::new(true).unwrap());
-        let router = https(Readiness::new(), metrics, Access::Open, admission);
+        let router = https(&Readiness::new(), metrics, Access::Open, admission);
         let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
         for (path, expected) in [
             ("/healthz", 200),
@@ -92,7 +89,7 @@ mod tests {
     #[tokio::test]
     async fn plain_listeners_have_one_concern() {
         let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
-        let health = health(Readiness::new());
+        let health = health(&Readiness::new());
         assert_eq!(status(&health, get("/healthz")).await, 200);
         assert_eq!(status(&health, get("/metrics")).await, 404);
         let metrics = metrics(Arc::new(Metrics::new(true).unwrap()));

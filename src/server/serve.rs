@@ -66,6 +66,9 @@ impl Default for Limits {
     }
 }
 
+/// Time for the first request on a connection once the listener is to stop.
+const FIRST_REQUEST_AT_SHUTDOWN: Duration = Duration::from_millis(500);
+
 /// How the end of a listener went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
@@ -146,7 +149,7 @@ async fn accept(
             Ok((stream, address)) => return Some((stream, address, permit)),
             // The peer was gone before it could be accepted; says nothing of us.
             Err(error) if is_peer_error(&error) => {
-                debug!(listener = name, %error, "connection lost before accept")
+                debug!(listener = name, %error, "connection lost before accept");
             }
             Err(error) => {
                 // Out of descriptors or memory. Without a pause this loop would spin until there are some.
@@ -242,6 +245,10 @@ impl Peer {
                 () = self.stop.cancelled(), if !closing => {
                     closing = true;
                     connection.as_mut().graceful_shutdown();
+                    // HTTP/2 waits for the peer's preface even so; one that is not on its way by now is not coming.
+                    if activity.requests.load(Ordering::Relaxed) == 0 {
+                        check.reset_after(FIRST_REQUEST_AT_SHUTDOWN);
+                    }
                 }
                 _ = check.tick() => {
                     let served = activity.requests.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Where the serving certificate comes from, and how it stays fresh.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -69,10 +69,17 @@ pub enum CertificateSource {
     },
 }
 
+/// The bytes of both files.
+#[derive(PartialEq, Eq)]
+struct Pair {
+    chain: Zeroizing<Vec<u8>>,
+    key: Zeroizing<Vec<u8>>,
+}
+
 /// What identifies the certificate in use.
 enum Current {
-    /// The bytes of both files.
-    Files(Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>),
+    /// What the files held.
+    Files(Pair),
     /// When to issue a new one, by the wall clock.
     Until(SystemTime),
 }
@@ -104,12 +111,13 @@ impl CertificateSource {
     async fn load(&self, now: SystemTime) -> Result<(CertifiedKey, Current), SourceError> {
         match self {
             Self::Files { dir } => {
-                let (chain, key) = read(dir).await?;
-                let certified = certified_key(&chain, &key).map_err(|source| SourceError::Unusable {
-                    dir: dir.clone(),
-                    source,
-                })?;
-                Ok((certified, Current::Files(chain, key)))
+                let pair = read(dir).await?;
+                let certified =
+                    certified_key(&pair.chain, &pair.key).map_err(|source| SourceError::Unusable {
+                        dir: dir.clone(),
+                        source,
+                    })?;
+                Ok((certified, Current::Files(pair)))
             }
             Self::SelfIssued { names } => {
                 let certified = self_issue(names, now)?;
@@ -125,7 +133,7 @@ pub struct Refresh {
     target: ReloadableCertificate,
     current: Current,
     /// The bytes that were last found unusable, so as to complain of them once.
-    rejected: Option<(Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>)>,
+    rejected: Option<Pair>,
 }
 
 impl Refresh {
@@ -160,26 +168,20 @@ impl Refresh {
     /// Replaces the certificate if there is a newer one, and says whether it did.
     async fn check(&mut self, now: SystemTime) -> Result<bool, SourceError> {
         match (&self.source, &self.current) {
-            (CertificateSource::Files { dir }, Current::Files(chain, key)) => {
-                let (new_chain, new_key) = read(dir).await?;
-                let seen = (&new_chain, &new_key);
-                if seen == (chain, key)
-                    || self
-                        .rejected
-                        .as_ref()
-                        .is_some_and(|(chain, key)| seen == (chain, key))
-                {
+            (CertificateSource::Files { dir }, Current::Files(pair)) => {
+                let new = read(dir).await?;
+                if new == *pair || self.rejected.as_ref() == Some(&new) {
                     return Ok(false);
                 }
-                match certified_key(&new_chain, &new_key) {
+                match certified_key(&new.chain, &new.key) {
                     Ok(certified) => self.target.set(certified),
                     Err(source) => {
                         let dir = dir.clone();
-                        self.rejected = Some((new_chain, new_key));
+                        self.rejected = Some(new);
                         return Err(SourceError::Unusable { dir, source });
                     }
                 }
-                self.current = Current::Files(new_chain, new_key);
+                self.current = Current::Files(new);
                 self.rejected = None;
             }
             (_, Current::Until(until)) if now < *until => return Ok(false),
@@ -194,7 +196,7 @@ impl Refresh {
 }
 
 /// Both files of a directory.
-async fn read(dir: &std::path::Path) -> Result<(Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>), SourceError> {
+async fn read(dir: &Path) -> Result<Pair, SourceError> {
     let read = async |name: &str| {
         let path = dir.join(name);
         match tokio::fs::read(&path).await {
@@ -202,7 +204,10 @@ async fn read(dir: &std::path::Path) -> Result<(Zeroizing<Vec<u8>>, Zeroizing<Ve
             Err(source) => Err(SourceError::Read { path, source }),
         }
     };
-    Ok((read("tls.crt").await?, read("tls.key").await?))
+    Ok(Pair {
+        chain: read("tls.crt").await?,
+        key: read("tls.key").await?,
+    })
 }
 
 /// The names our Services have in `namespace`, and localhost.
