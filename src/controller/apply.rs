@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     error::Error,
     kubernetes::Kubernetes,
-    plan::{Effect, Goal, HASTE, Observed},
+    plan::{Effect, Goal, Observed},
     render::{self, TenantSecret},
 };
 use crate::pki::{
@@ -46,7 +46,7 @@ pub(super) async fn apply(
         }
         Effect::Apply(object) => kubernetes.apply(root, object, false).await,
         Effect::DeletePod(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, None).await,
-        Effect::Hasten(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, Some(HASTE)).await,
+        Effect::MakeRoom(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, Some(0)).await,
     }
 }
 

@@ -30,10 +30,11 @@ pub struct Diagnosis {
     pub revision: Option<String>,
 }
 
-/// The worst problem among the pods of the StatefulSet `set`, if any pod has one.
+/// The worst problem among the pods of the StatefulSet `set`, if any pod has one. Pods on their way out have none.
 #[must_use]
 pub fn worst(pods: &[Pod], set: &str, now: Timestamp) -> Option<Diagnosis> {
-    let mut found: Vec<_> = of_set(pods, set).filter_map(|pod| diagnose(pod, now)).collect();
+    let staying = of_set(pods, set).filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let mut found: Vec<_> = staying.filter_map(|pod| diagnose(pod, now)).collect();
     found.sort_by_key(|diagnosis| (!diagnosis.hopeless, diagnosis.pod.clone()));
     found.into_iter().next()
 }

@@ -151,8 +151,7 @@ impl Kubernetes {
     }
 
     /// Deletes the very pod that was looked at. `grace` is in seconds; its own when absent.
-    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str, grace: Option<i64>) -> Result<(), Error> {
-        let grace = grace.and_then(|seconds| u32::try_from(seconds).ok());
+    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str, grace: Option<u32>) -> Result<(), Error> {
         self.delete_within(&self.namespaced::<Pod>(namespace), name, uid, grace).await
     }
 

@@ -170,12 +170,12 @@ fn tell_effect(context: &Context, vc: &VirtualCluster, action: &str, effect: &Ef
             context.events.normal(vc, reason, action, format!("StatefulSet {} is applied; waiting for it", object.name));
         }
         Effect::Apply(_) => {}
-        Effect::Hasten(pod) => {
+        Effect::MakeRoom(pod) => {
             let note = format!(
                 "pod {} has stopped listening and answered its requests; it is not waited for any longer for the sake of open watches",
                 pod.pod
             );
-            context.events.normal(vc, "ApiServerHastened", action, note);
+            context.events.normal(vc, "ApiServerMadeRoom", action, note);
         }
         Effect::DeletePod(pod) => {
             let note = format!(

@@ -77,11 +77,7 @@ async fn deaf(observed: &Observed, template: &Template) -> Vec<Deaf> {
     let Some(service) = observed.services.get(&template.api_server_service) else { return deaf };
     for pod in diagnose::of_set(&observed.pods, &template.api_server.stateful_set_name) {
         if pod.metadata.deletion_timestamp.is_some() && probe::refuses_connections(pod, service).await {
-            deaf.push(Deaf {
-                pod: pod.name_any(),
-                uid: pod.uid().unwrap_or_default(),
-                grace: pod.metadata.deletion_grace_period_seconds.unwrap_or(0),
-            });
+            deaf.push(Deaf { pod: pod.name_any(), uid: pod.uid().unwrap_or_default() });
         }
     }
     deaf

@@ -54,8 +54,6 @@ pub struct Deaf {
     pub pod: String,
     /// Uid of the pod.
     pub uid: String,
-    /// Seconds it was given to end.
-    pub grace: i64,
 }
 
 /// What a tenant's API answered through its Service.
@@ -85,8 +83,12 @@ pub enum Effect {
     Apply(Rendered),
     /// Delete a pod that keeps its StatefulSet from rolling out.
     DeletePod(Diagnosis),
-    /// Cut the grace period short of a pod that lingers with nothing left to do.
-    Hasten(Deaf),
+    /// Make room for the successor of a pod that lingers with nothing left to do.
+    ///
+    /// The pod object is removed at once; the kubelet goes on ending the process in its time. (A shorter grace
+    /// period would be gentler, but a kubelet does not act on one once it has told the runtime to stop.) Two
+    /// processes side by side do no harm: an apiserver keeps nothing, and this one is no longer spoken to.
+    MakeRoom(Deaf),
 }
 
 /// What is next for a tenant.
@@ -114,9 +116,6 @@ pub struct Wait {
     /// Whether a watch will tell when it is over. If not, it must be looked at again soon.
     pub watched: bool,
 }
-
-/// Seconds left to a pod that lingers. Not 0, which would make room for its successor while it may still run.
-pub const HASTE: i64 = 1;
 
 /// What a tenant should be.
 #[derive(Clone, Copy, Debug)]
@@ -330,12 +329,10 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
             return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
         }
     }
-    if component == Component::ApiServer {
-        let lingering = observed.deaf.iter().filter(|pod| pod.grace > HASTE);
-        let effects: Vec<_> = lingering.cloned().map(Effect::Hasten).collect();
-        if !effects.is_empty() {
-            return Some(Plan::Do(effects));
-        }
+    // A volume of its own could not be mounted by two pods.
+    let shares_nothing = set.spec.as_ref().is_some_and(|spec| spec.volume_claim_templates.iter().flatten().count() == 0);
+    if component == Component::ApiServer && shares_nothing && !observed.deaf.is_empty() {
+        return Some(Plan::Do(observed.deaf.iter().cloned().map(Effect::MakeRoom).collect()));
     }
     gate(component, set, observed, now)
 }

@@ -14,7 +14,7 @@ use crate::{
 /// While a tenant waits for something a watch will tell, it is looked at again this often all the same.
 pub(super) const BACKSTOP: Duration = Duration::from_secs(20);
 /// How soon something is looked at again that no watch tells.
-pub(super) const SOON: Duration = Duration::from_millis(700);
+pub(super) const SOON: Duration = Duration::from_millis(500);
 
 /// One pass. What decides is read fresh from the API server; `object` only says which one to look at.
 pub(super) async fn reconcile(object: Arc<DeserializeGuard<VirtualCluster>>, context: Arc<Context>) -> Result<Action, Error> {
