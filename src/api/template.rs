@@ -176,6 +176,13 @@ fn bundle(content: &Value, component: Component, errors: &mut Vec<TemplateError>
         return None;
     }
     let stateful_set_name = name_of(stateful_set, &format!("{path}.statefulset"), errors)?;
+    // Other programs find it by this name, and so did the Go manager.
+    if stateful_set_name != component.name() {
+        errors.push(TemplateError {
+            path: format!("{path}.statefulset.metadata.name"),
+            problem: format!("must be {:?}, is {stateful_set_name:?}", component.name()),
+        });
+    }
     Some(Bundle {
         component,
         stateful_set: stateful_set.clone(),

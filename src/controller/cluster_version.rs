@@ -63,11 +63,14 @@ pub(super) async fn reconcile(object: Arc<DeserializeGuard<ClusterVersion>>, con
     }
     if is_new {
         let mut used = BTreeSet::new();
+        let mut applied: Vec<_> = cluster_version.resource_version().into_iter().collect();
         for vc in users(&context, &name).await? {
+            applied.extend(vc.label(labels::CLUSTER_VERSION_APPLIED).map(ToOwned::to_owned));
             let status = vc.status.unwrap_or_default();
             let pins = status.revision.unwrap_or_default();
             used.extend([pins.current, pins.target, pins.last_good].into_iter().flatten());
         }
+        context.metrics.drop_superseded(&name, &applied);
         context.revisions.collect(&cluster_version, &used).await?;
     }
     Ok(Action::await_change())

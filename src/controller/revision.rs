@@ -162,10 +162,8 @@ impl Revisions {
         if let Some(cluster_version) = cluster_version
             && !stored.owner_references().iter().any(|owner| Some(&owner.uid) == cluster_version.metadata.uid.as_ref())
         {
-            return Err(Error::Blocked(format!(
-                "ControllerRevision {}/{name} belongs to an earlier ClusterVersion of that name and is being collected",
-                self.namespace
-            )));
+            // A ClusterVersion deleted and made again: its old revisions are about to be collected.
+            return Err(Error::Conflict { what: format!("record revision {name}, while that of an earlier ClusterVersion is collected") });
         }
         Ok(())
     }

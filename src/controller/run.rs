@@ -118,6 +118,7 @@ async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<Tenant
     let client = context.kubernetes.client();
     let controller = Controller::new(Api::<GuardedTenant>::all(client.clone()), watcher::Config::default());
     let store = controller.store();
+    let counting = tokio::spawn(count_phases(controller.store(), Arc::clone(&context.metrics)));
     let of_set = context.tenants.clone();
     let of_pod = context.tenants.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -170,6 +171,22 @@ async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<Tenant
         )
         .for_each(|result| async move { log_stream(result.map(|_| ())) })
         .await;
+    counting.abort();
+}
+
+/// Keeps the gauge of tenants by phase, from what the watch holds in memory.
+async fn count_phases(store: Store<GuardedTenant>, metrics: Arc<Metrics>) {
+    loop {
+        let tenants = store.state();
+        let mut counts = BTreeMap::new();
+        for vc in tenants.iter().filter_map(|object| object.0.as_ref().ok()) {
+            // Bounded, whatever somebody writes into the status.
+            let known = [phase::PENDING, phase::RUNNING, phase::ERROR].into_iter().find(|known| *known == vc.phase());
+            *counts.entry(known.unwrap_or("Unknown")).or_insert(0) += 1;
+        }
+        metrics.set_virtual_clusters(counts);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
 }
 
 async fn cluster_versions(context: Arc<Context>, shutdown: CancellationToken) {
@@ -256,17 +273,19 @@ impl Backoffs {
         }
     }
 
-    /// When to try again: at once after a conflict, else ever later.
+    /// When to try again: ever later, and very soon at first after a conflict.
     fn action(&self, key: &str, error: &Error) -> Action {
-        if let Error::Conflict { .. } = error {
-            tracing::info!(%error, "trying again");
-            return Action::requeue(jittered(Duration::from_millis(100)));
-        }
+        let conflict = matches!(error, Error::Conflict { .. });
+        let first = if conflict { 50 } else { 500 };
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(key.to_owned()).or_insert(0);
         *count = count.saturating_add(1);
-        let delay = jittered(Duration::from_millis(500 << (*count - 1).min(10)).min(MAX_BACKOFF));
-        tracing::warn!(%error, failures = *count, retry_in = ?delay, category = error.category(), "pass failed");
+        let delay = jittered(Duration::from_millis(first << (*count - 1).min(12)).min(MAX_BACKOFF));
+        if conflict {
+            tracing::info!(%error, retry_in = ?delay, "trying again");
+        } else {
+            tracing::warn!(%error, failures = *count, retry_in = ?delay, category = error.category(), "pass failed");
+        }
         Action::requeue(delay)
     }
 }
