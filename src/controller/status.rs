@@ -23,6 +23,9 @@ pub(super) const ATTEMPTS: u32 = 3;
 /// Longest text of an error in a status; the rest is in the log.
 const MAX_TEXT: usize = 1024;
 
+/// Conditions kept.
+const MAX_CONDITIONS: usize = 64;
+
 /// Condition types that are written here. Everything else in the list is left as it is.
 const READY: &str = "Ready";
 const UPGRADING: &str = "Upgrading";
@@ -427,8 +430,8 @@ fn set(
         Some(index) => status.conditions[index] = condition,
         None => status.conditions.push(condition),
     }
-    // The schema allows 64. The Go manager appended without bound: its oldest entries go first.
-    while status.conditions.len() > 64 {
+    // The Go manager appended without bound: its oldest entries go first.
+    while status.conditions.len() > MAX_CONDITIONS {
         let Some(oldest) = status
             .conditions
             .iter()
