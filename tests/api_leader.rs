@@ -1,6 +1,11 @@
 //! The program itself, as processes: two replicas and the Lease, and the flags it is started with.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests may fail loudly")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    missing_docs,
+    reason = "tests may fail loudly"
+)]
 
 mod support;
 
@@ -33,7 +38,11 @@ struct Replica {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 impl Replica {
@@ -59,7 +68,12 @@ impl Replica {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        Self { child, health, metrics, log }
+        Self {
+            child,
+            health,
+            metrics,
+            log,
+        }
     }
 
     /// Status code and body of a GET on loopback; nothing when nobody listens.
@@ -80,17 +94,27 @@ impl Replica {
                 return;
             }
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "{ended:?}: {}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     async fn metrics(&self) -> String {
-        Self::get(self.metrics, "/metrics").await.map(|(_, body)| body).unwrap_or_default()
+        Self::get(self.metrics, "/metrics")
+            .await
+            .map(|(_, body)| body)
+            .unwrap_or_default()
     }
 
     async fn leads(&self) -> bool {
-        self.metrics().await.lines().any(|line| line == "vc_manager_leader 1")
+        self.metrics()
+            .await
+            .lines()
+            .any(|line| line == "vc_manager_leader 1")
     }
 
     async fn has_worked(&self) -> bool {
@@ -103,7 +127,11 @@ impl Replica {
 
     /// Sends SIGTERM and waits for the end.
     async fn terminate(&mut self) -> ExitStatus {
-        let sent = Command::new("kill").arg("-TERM").arg(self.child.id().to_string()).status().unwrap();
+        let sent = Command::new("kill")
+            .arg("-TERM")
+            .arg(self.child.id().to_string())
+            .status()
+            .unwrap();
         assert!(sent.success());
         eventually("the process to end", async || self.child.try_wait().unwrap()).await
     }
@@ -120,7 +148,11 @@ impl Drop for Replica {
 }
 
 async fn holder(scope: &Scope) -> Option<String> {
-    let lease = scope.api::<Lease>("leader").get_opt("vc-manager-leaderelection-lock").await.unwrap()?;
+    let lease = scope
+        .api::<Lease>("leader")
+        .get_opt("vc-manager-leaderelection-lock")
+        .await
+        .unwrap()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
@@ -134,7 +166,9 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     eventually("the first to lead", async || first.leads().await.then_some(())).await;
     let mut second = Replica::start(server, "second", &["--namespace=leader"]);
     second.ready().await;
-    scope.create_cluster_version("leader", templates::full("ClusterIP")).await;
+    scope
+        .create_cluster_version("leader", templates::full("ClusterIP"))
+        .await;
     scope.provision("one").await;
     assert!(first.has_worked().await && !second.leads().await && !second.has_worked().await);
     let of_first = holder(&scope).await.unwrap();
@@ -143,7 +177,11 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     let ended = Instant::now();
     assert!(first.terminate().await.success(), "{}", first.log());
     eventually("the second to lead", async || second.leads().await.then_some(())).await;
-    assert!(ended.elapsed() < Duration::from_secs(12), "it took {:?}: the Lease was not released", ended.elapsed());
+    assert!(
+        ended.elapsed() < Duration::from_secs(12),
+        "it took {:?}: the Lease was not released",
+        ended.elapsed()
+    );
     let of_second = holder(&scope).await.unwrap();
     assert_ne!(of_first, of_second);
     scope.edit(|content| templates::verbosity(content, 3)).await;
@@ -161,7 +199,9 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     let took = killed.elapsed();
     assert!(took > LEASE / 3 && took < LEASE * 2, "it took {took:?}");
     assert_ne!(holder(&scope).await, Some(of_second));
-    scope.ended_with("one", "TenantControlPlaneUpgradeCompleted").await;
+    scope
+        .ended_with("one", "TenantControlPlaneUpgradeCompleted")
+        .await;
 }
 
 /// The very command line for a manager outside its cluster. It watches the whole server, so the tenants of this
@@ -187,15 +227,35 @@ async fn it_runs_outside_the_cluster_without_an_election() {
 #[test]
 fn a_wrong_command_line_is_one_clear_line() {
     for (flags, code, words) in [
-        (&["--feature-gates=Nope=true"][..], 1, "unrecognized feature-gate key: Nope"),
-        (&["--feature-gates=ClusterVersionPartialUpgrade=perhaps"], 2, "feature-gates"),
+        (
+            &["--feature-gates=Nope=true"][..],
+            1,
+            "unrecognized feature-gate key: Nope",
+        ),
+        (
+            &["--feature-gates=ClusterVersionPartialUpgrade=perhaps"],
+            2,
+            "feature-gates",
+        ),
         (&["--provisioner=capi"], 1, "not implemented"),
         (&["--provisioner=aliyun"], 1, "not implemented"),
         (&["--provisioner=other"], 1, "virtualcluster provisioner missing"),
         (&["--no-such-flag"], 2, "no-such-flag"),
-        (&["--kubeconfig=/nonexistent/kubeconfig", "--health-addr=0", "--https-addr=0"], 1, "/nonexistent/kubeconfig"),
+        (
+            &[
+                "--kubeconfig=/nonexistent/kubeconfig",
+                "--health-addr=0",
+                "--https-addr=0",
+            ],
+            1,
+            "/nonexistent/kubeconfig",
+        ),
     ] {
-        let output = Command::new(PROGRAM).args(flags).env_remove("KUBECONFIG").output().unwrap();
+        let output = Command::new(PROGRAM)
+            .args(flags)
+            .env_remove("KUBECONFIG")
+            .output()
+            .unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{flags:?}: {said}");
         assert!(said.contains(words), "{flags:?}: {said}");
@@ -209,8 +269,15 @@ fn a_wrong_command_line_is_one_clear_line() {
 fn it_prints_what_it_is_asked_for() {
     let version = Command::new(PROGRAM).arg("-version").output().unwrap();
     assert!(version.status.success());
-    assert!(String::from_utf8(version.stdout).unwrap().starts_with("VirtualCluster "));
+    assert!(
+        String::from_utf8(version.stdout)
+            .unwrap()
+            .starts_with("VirtualCluster ")
+    );
     let definitions = Command::new(PROGRAM).arg("crds").output().unwrap();
     assert!(definitions.status.success());
-    assert_eq!(String::from_utf8(definitions.stdout).unwrap(), vc_manager::api::crds_yaml().unwrap());
+    assert_eq!(
+        String::from_utf8(definitions.stdout).unwrap(),
+        vc_manager::api::crds_yaml().unwrap()
+    );
 }

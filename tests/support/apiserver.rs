@@ -58,57 +58,78 @@ impl ApiServer {
         super::log();
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let programs = ["VCM_ETCD", "VCM_KUBE_APISERVER", "VCM_KUBE_CONTROLLER_MANAGER"].map(program);
-        let dir = tempfile::Builder::new().prefix("vcm-api-").tempdir().expect("a temporary folder").keep();
+        let dir = tempfile::Builder::new()
+            .prefix("vcm-api-")
+            .tempdir()
+            .expect("a temporary folder")
+            .keep();
         let guard = Guard::start(&dir);
         let (authority, _) = Authority::create(Timestamp::now()).expect("a CA");
         let [etcd, peer, port, unused] = free_ports();
         let url = format!("https://127.0.0.1:{port}");
-        let mut server = Self { dir, url, authority, guard: Mutex::new(guard) };
+        let mut server = Self {
+            dir,
+            url,
+            authority,
+            guard: Mutex::new(guard),
+        };
         server.lay_down_credentials();
         let [etcd_program, apiserver_program, controllers_program] = programs;
         let dir = server.dir.display().to_string();
 
         let etcd_url = format!("http://127.0.0.1:{etcd}");
         let peer_url = format!("http://127.0.0.1:{peer}");
-        server.spawn("etcd", &etcd_program, &[
-            format!("--data-dir={dir}/etcd"),
-            "--unsafe-no-fsync".into(),
-            "--log-level=warn".into(),
-            format!("--listen-client-urls={etcd_url}"),
-            format!("--advertise-client-urls={etcd_url}"),
-            format!("--listen-peer-urls={peer_url}"),
-            format!("--initial-advertise-peer-urls={peer_url}"),
-            format!("--initial-cluster=default={peer_url}"),
-        ]);
-        server.spawn("apiserver", &apiserver_program, &[
-            format!("--etcd-servers={etcd_url}"),
-            "--bind-address=127.0.0.1".into(),
-            "--advertise-address=127.0.0.1".into(),
-            format!("--secure-port={port}"),
-            format!("--cert-dir={dir}"),
-            format!("--client-ca-file={dir}/ca.crt"),
-            format!("--tls-cert-file={dir}/server.crt"),
-            format!("--tls-private-key-file={dir}/server.key"),
-            "--service-account-issuer=https://kubernetes.default.svc".into(),
-            format!("--service-account-signing-key-file={dir}/accounts.key"),
-            format!("--service-account-key-file={dir}/accounts.pub"),
-            "--service-cluster-ip-range=10.0.0.0/16".into(),
-            "--authorization-mode=RBAC".into(),
-            // It waits for a controller that is not run.
-            "--disable-admission-plugins=ServiceAccount".into(),
-            "--profiling=false".into(),
-        ]);
+        server.spawn(
+            "etcd",
+            &etcd_program,
+            &[
+                format!("--data-dir={dir}/etcd"),
+                "--unsafe-no-fsync".into(),
+                "--log-level=warn".into(),
+                format!("--listen-client-urls={etcd_url}"),
+                format!("--advertise-client-urls={etcd_url}"),
+                format!("--listen-peer-urls={peer_url}"),
+                format!("--initial-advertise-peer-urls={peer_url}"),
+                format!("--initial-cluster=default={peer_url}"),
+            ],
+        );
+        server.spawn(
+            "apiserver",
+            &apiserver_program,
+            &[
+                format!("--etcd-servers={etcd_url}"),
+                "--bind-address=127.0.0.1".into(),
+                "--advertise-address=127.0.0.1".into(),
+                format!("--secure-port={port}"),
+                format!("--cert-dir={dir}"),
+                format!("--client-ca-file={dir}/ca.crt"),
+                format!("--tls-cert-file={dir}/server.crt"),
+                format!("--tls-private-key-file={dir}/server.key"),
+                "--service-account-issuer=https://kubernetes.default.svc".into(),
+                format!("--service-account-signing-key-file={dir}/accounts.key"),
+                format!("--service-account-key-file={dir}/accounts.pub"),
+                "--service-cluster-ip-range=10.0.0.0/16".into(),
+                "--authorization-mode=RBAC".into(),
+                // It waits for a controller that is not run.
+                "--disable-admission-plugins=ServiceAccount".into(),
+                "--profiling=false".into(),
+            ],
+        );
         server.wait_ready();
         // Without these no namespace and no dependent would ever go.
-        server.spawn("controllers", &controllers_program, &[
-            format!("--kubeconfig={dir}/admin.kubeconfig"),
-            "--controllers=namespace-controller,garbage-collector-controller".into(),
-            "--leader-elect=false".into(),
-            "--bind-address=127.0.0.1".into(),
-            format!("--secure-port={unused}"),
-            format!("--cert-dir={dir}"),
-            "--profiling=false".into(),
-        ]);
+        server.spawn(
+            "controllers",
+            &controllers_program,
+            &[
+                format!("--kubeconfig={dir}/admin.kubeconfig"),
+                "--controllers=namespace-controller,garbage-collector-controller".into(),
+                "--leader-elect=false".into(),
+                "--bind-address=127.0.0.1".into(),
+                format!("--secure-port={unused}"),
+                format!("--cert-dir={dir}"),
+                "--profiling=false".into(),
+            ],
+        );
         server
     }
 
@@ -117,18 +138,26 @@ impl ApiServer {
         self.block_on(async |client: Client| {
             let api = Api::<CustomResourceDefinition>::all(client.clone());
             for definition in definitions {
-                api.create(&PostParams::default(), definition).await.expect("the definition is accepted");
+                api.create(&PostParams::default(), definition)
+                    .await
+                    .expect("the definition is accepted");
             }
             for definition in definitions {
                 super::eventually("the definition to be established", async || {
                     let stored = api.get(&definition.name_any()).await.ok()?;
                     let conditions = stored.status?.conditions.unwrap_or_default();
-                    conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(())
+                    conditions
+                        .iter()
+                        .any(|c| c.type_ == "Established" && c.status == "True")
+                        .then_some(())
                 })
                 .await;
                 // Established is not served: the storage is set up after it.
                 let spec = &definition.spec;
-                let path = format!("/apis/{}/{}/{}", spec.group, spec.versions[0].name, spec.names.plural);
+                let path = format!(
+                    "/apis/{}/{}/{}",
+                    spec.group, spec.versions[0].name, spec.names.plural
+                );
                 super::eventually("the kind to be served", async || {
                     let request = http::Request::get(&path).body(Vec::new()).expect("a request");
                     client.request_text(request).await.ok()
@@ -162,7 +191,9 @@ impl ApiServer {
     pub fn kubeconfig(&self, user: &str, group: Option<&str>) -> String {
         let pair = self.issue(user, group, &[ExtendedUsage::ClientAuth], Vec::new());
         let ca = self.authority.certificate_pem();
-        pki::kubeconfig::render("test", &self.url, ca, user, &pair).expect("a kubeconfig").to_string()
+        pki::kubeconfig::render("test", &self.url, ca, user, &pair)
+            .expect("a kubeconfig")
+            .to_string()
     }
 
     /// A folder that goes with the server.
@@ -185,20 +216,33 @@ impl ApiServer {
             ip_addresses,
         };
         self.authority
-            .issue(&request, KeyAlgorithm::EcdsaP256, Validity::default(), Timestamp::now())
+            .issue(
+                &request,
+                KeyAlgorithm::EcdsaP256,
+                Validity::default(),
+                Timestamp::now(),
+            )
             .expect("a certificate")
     }
 
     fn lay_down_credentials(&mut self) {
         let write = |name: &str, text: &str| fs::write(self.dir.join(name), text).expect("a file");
-        let serving = self.issue("kube-apiserver", None, &[ExtendedUsage::ServerAuth], vec!["127.0.0.1".parse().unwrap()]);
+        let serving = self.issue(
+            "kube-apiserver",
+            None,
+            &[ExtendedUsage::ServerAuth],
+            vec!["127.0.0.1".parse().unwrap()],
+        );
         write("ca.crt", self.authority.certificate_pem());
         write("server.crt", &serving.certificate_pem);
         write("server.key", &serving.key_pem);
         let accounts = pki::service_account::generate().expect("a key");
         write("accounts.pub", &accounts.certificate_pem);
         write("accounts.key", &accounts.key_pem);
-        write("admin.kubeconfig", &self.kubeconfig("admin", Some("system:masters")));
+        write(
+            "admin.kubeconfig",
+            &self.kubeconfig("admin", Some("system:masters")),
+        );
     }
 
     fn spawn(&mut self, name: &str, program: &Path, arguments: &[String]) {
@@ -224,13 +268,18 @@ impl ApiServer {
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            panic!("the API server is not ready after {START:?}: {last}\n{}", self.tail("apiserver"));
+            panic!(
+                "the API server is not ready after {START:?}: {last}\n{}",
+                self.tail("apiserver")
+            );
         });
     }
 
     /// Panics with the end of its log if the process has ended.
     fn check_alive(&self, name: &str) {
-        let Ok(pid) = fs::read_to_string(self.dir.join(format!("{name}.pid"))) else { return };
+        let Ok(pid) = fs::read_to_string(self.dir.join(format!("{name}.pid"))) else {
+            return;
+        };
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
         let state = stat.rsplit_once(") ").map_or("X", |(_, rest)| &rest[..1]);
         assert!(!matches!(state, "Z" | "X"), "{name} ended:\n{}", self.tail(name));
@@ -247,7 +296,10 @@ impl ApiServer {
         std::thread::scope(|threads| {
             let outcome = threads
                 .spawn(|| {
-                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                    let runtime = tokio::runtime::Builder::new_current_thread()
+                        .enable_all()
+                        .build()
+                        .expect("a runtime");
                     runtime.block_on(async { work(self.client().await).await });
                 })
                 .join();
@@ -287,8 +339,12 @@ impl Guard {
 }
 
 fn program(variable: &str) -> PathBuf {
-    let path = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_file());
-    path.unwrap_or_else(|| panic!("{variable} names no program: these tests need a built kube-apiserver; run `make test`"))
+    let path = std::env::var_os(variable)
+        .map(PathBuf::from)
+        .filter(|path| path.is_file());
+    path.unwrap_or_else(|| {
+        panic!("{variable} names no program: these tests need a built kube-apiserver; run `make test`")
+    })
 }
 
 /// Ports nobody listens on. All are held before any is let go, so they differ.

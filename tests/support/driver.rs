@@ -51,12 +51,20 @@ impl Driver {
 
     /// From now on pods of this StatefulSet of this tenant do not become ready.
     pub fn hold(&self, tenant: &str, set: &str) {
-        self.stage.held.lock().expect("nobody panicked in it").insert((tenant.to_owned(), set.to_owned()));
+        self.stage
+            .held
+            .lock()
+            .expect("nobody panicked in it")
+            .insert((tenant.to_owned(), set.to_owned()));
     }
 
     /// Undoes [`Self::hold`].
     pub fn release(&self, tenant: &str, set: &str) {
-        self.stage.held.lock().expect("nobody panicked in it").remove(&(tenant.to_owned(), set.to_owned()));
+        self.stage
+            .held
+            .lock()
+            .expect("nobody panicked in it")
+            .remove(&(tenant.to_owned(), set.to_owned()));
         self.stage.released.notify_one();
     }
 
@@ -66,7 +74,11 @@ impl Driver {
         let set = sets.get(set).await.expect("the StatefulSet");
         let spec = set.spec.as_ref().expect("a spec");
         let template = &spec.template;
-        let mut labels = template.metadata.as_ref().and_then(|meta| meta.labels.clone()).unwrap_or_default();
+        let mut labels = template
+            .metadata
+            .as_ref()
+            .and_then(|meta| meta.labels.clone())
+            .unwrap_or_default();
         labels.insert("controller-revision-hash".into(), revision(&set));
         let name = format!("{}-0", set.name_any());
         let first = &template.spec.as_ref().expect("a pod spec").containers[0];
@@ -84,13 +96,17 @@ impl Driver {
         }))
         .expect("a pod");
         let pods: Api<Pod> = Api::namespaced(self.stage.client.clone(), root_namespace);
-        pods.create(&PostParams::default(), &pod).await.expect("it is accepted");
+        pods.create(&PostParams::default(), &pod)
+            .await
+            .expect("it is accepted");
         let mut status = json!({"name": first.name, "image": first.image, "imageID": "", "ready": false, "restartCount": 0});
         let fields = container.as_object().expect("an object").clone();
         status.as_object_mut().expect("an object").extend(fields);
         let patch = json!({"status": {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}],
             "containerStatuses": [status]}});
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await.expect("it is accepted")
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .expect("it is accepted")
     }
 }
 
@@ -102,7 +118,10 @@ impl Drop for Driver {
 
 async fn play(stage: Arc<Stage>) {
     let api = Api::<StatefulSet>::all(stage.client.clone());
-    let mut events = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
+    let mut events = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .applied_objects()
+        .boxed();
     let mut seen = BTreeMap::new();
     loop {
         let sets: Vec<StatefulSet> = tokio::select! {
@@ -115,7 +134,12 @@ async fn play(stage: Arc<Stage>) {
         };
         for set in sets {
             let namespace = set.namespace().unwrap_or_default();
-            let Some(tenant) = namespace.strip_prefix(&stage.prefix).and_then(|rest| rest.get(7..)) else { continue };
+            let Some(tenant) = namespace
+                .strip_prefix(&stage.prefix)
+                .and_then(|rest| rest.get(7..))
+            else {
+                continue;
+            };
             seen.insert((namespace.clone(), set.name_any()), set.clone());
             let tenant = tenant.to_owned();
             tokio::spawn(roll_out(Arc::clone(&stage), tenant, set));
@@ -147,14 +171,22 @@ async fn roll_out(stage: Arc<Stage>, tenant: String, mut set: StatefulSet) {
             },
         });
         // One that was changed or deleted meanwhile is played anew, or not at all.
-        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await.ok()
+        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .ok()
     };
     if !is_seen && !is_same {
-        let Some(written) = put(&set, 0, &current).await else { return };
+        let Some(written) = put(&set, 0, &current).await else {
+            return;
+        };
         set = written;
     }
     tokio::time::sleep(STARTUP).await;
-    let held = stage.held.lock().expect("nobody panicked in it").contains(&(tenant, name.clone()));
+    let held = stage
+        .held
+        .lock()
+        .expect("nobody panicked in it")
+        .contains(&(tenant, name.clone()));
     if !held {
         put(&set, wanted, &update).await;
     }

@@ -24,19 +24,28 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { flags: Vec::new(), cut: Cut::Never }
+        Self {
+            flags: Vec::new(),
+            cut: Cut::Never,
+        }
     }
 }
 
 impl Options {
     /// With these flags.
     pub fn flags(flags: &[&str]) -> Self {
-        Self { flags: flags.iter().map(ToString::to_string).collect(), ..Self::default() }
+        Self {
+            flags: flags.iter().map(ToString::to_string).collect(),
+            ..Self::default()
+        }
     }
 
     /// One that dies at `cut`.
     pub fn cut(cut: Cut) -> Self {
-        Self { cut, ..Self::default() }
+        Self {
+            cut,
+            ..Self::default()
+        }
     }
 }
 
@@ -65,7 +74,9 @@ impl Manager {
         .into();
         words.push(format!("--namespace={}", scope.manager_namespace()));
         words.extend(options.flags);
-        let Ok(Command::Run(config)) = args::parse(words, None) else { panic!("flags that run the manager") };
+        let Ok(Command::Run(config)) = args::parse(words, None) else {
+            panic!("flags that run the manager")
+        };
         let traffic = Traffic::new(&scope.namespace, &scope.selector(), options.cut);
         let metrics = Arc::new(Metrics::new(true).expect("metrics"));
         let stop = CancellationToken::new();
@@ -76,19 +87,34 @@ impl Manager {
             .build()
             .expect("a runtime");
         let task = {
-            let (server, traffic, metrics, stop) = (scope.server, traffic.clone(), Arc::clone(&metrics), stop.clone());
+            let (server, traffic, metrics, stop) =
+                (scope.server, traffic.clone(), Arc::clone(&metrics), stop.clone());
             runtime.spawn(async move {
                 let mut kube_config = server.config().await;
                 kube_config.default_retry = false;
                 let client = ClientBuilder::try_from(kube_config)?.with_layer(&traffic).build();
-                let outcome = run(Setup { client, config: Arc::from(config), metrics }, stop).await;
+                let outcome = run(
+                    Setup {
+                        client,
+                        config: Arc::from(config),
+                        metrics,
+                    },
+                    stop,
+                )
+                .await;
                 if let Err(error) = &outcome {
                     eprintln!("the manager ended: {error:#}");
                 }
                 outcome
             })
         };
-        Self { runtime: Some(runtime), task, stop, traffic, metrics }
+        Self {
+            runtime: Some(runtime),
+            task,
+            stop,
+            traffic,
+            metrics,
+        }
     }
 
     /// Ends it as `kill -9` would: nothing more is sent, nothing is finished.
@@ -106,19 +132,28 @@ impl Manager {
     pub async fn outcome(&mut self) -> anyhow::Result<()> {
         let limit = Duration::from_secs(30);
         let task = &mut self.task;
-        tokio::time::timeout(limit, task).await.expect("it ends in time").expect("it does not panic")
+        tokio::time::timeout(limit, task)
+            .await
+            .expect("it ends in time")
+            .expect("it does not panic")
     }
 
     /// The value of a series, as `/metrics` shows it: `name{label="value",…}`.
     pub fn metric(&self, series: &str) -> Option<String> {
         let text = String::from_utf8(self.metrics.encode().expect("metrics")).expect("text");
-        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned))
+        text.lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned))
     }
 
     fn kill_now(&mut self) {
         self.traffic.cut_off();
+        self.task.abort();
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            // The loop has to be gone before the tasks it waits for are: it would complain of them.
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(500));
+                runtime.shutdown_background();
+            });
         }
     }
 }

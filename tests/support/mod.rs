@@ -7,7 +7,12 @@
 //! requests on their way ([`Traffic`]). Apart from that it is the whole manager, and any number of them run side by
 //! side.
 
-#![allow(dead_code, unreachable_pub, unused_imports, reason = "a module of every test binary, and none uses all of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "a module of every test binary, and none uses all of it"
+)]
 
 mod apiserver;
 mod driver;
@@ -36,7 +41,10 @@ pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>
         if let Some(value) = probe().await {
             return value;
         }
-        assert!(tokio::time::Instant::now() < deadline, "waited {PATIENCE:?} in vain for {what}");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "waited {PATIENCE:?} in vain for {what}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -44,6 +52,9 @@ pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>
 /// Lines of the managers under test, when `VCM_TEST_LOG` holds a filter.
 pub fn log() {
     if let Ok(filter) = std::env::var("VCM_TEST_LOG") {
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_test_writer()
+            .try_init();
     }
 }

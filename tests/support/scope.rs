@@ -40,14 +40,26 @@ pub struct Scope {
 impl Scope {
     /// One on the shared server. `name` is short and the test's own.
     pub async fn new(name: &str) -> Self {
-        let server = tokio::task::spawn_blocking(ApiServer::shared).await.expect("the API server starts");
+        let server = tokio::task::spawn_blocking(ApiServer::shared)
+            .await
+            .expect("the API server starts");
         let client = server.client().await;
         let namespace = Namespace {
-            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
             ..Namespace::default()
         };
-        Api::all(client.clone()).create(&PostParams::default(), &namespace).await.expect("a name no other test uses");
-        Self { server, client, namespace: name.to_owned() }
+        Api::all(client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await
+            .expect("a name no other test uses");
+        Self {
+            server,
+            client,
+            namespace: name.to_owned(),
+        }
     }
 
     /// One with a driver, a manager and a ClusterVersion named as the scope.
@@ -83,7 +95,10 @@ impl Scope {
     pub async fn create_cluster_version(&self, name: &str, content: Value) -> ClusterVersion {
         let mut object = ClusterVersion::new(name, serde_json::from_value(content).expect("an object"));
         object.labels_mut().insert(LABEL.into(), self.namespace.clone());
-        self.cluster_versions().create(&PostParams::default(), &object).await.expect("a ClusterVersion")
+        self.cluster_versions()
+            .create(&PostParams::default(), &object)
+            .await
+            .expect("a ClusterVersion")
     }
 
     /// Changes the spec of the ClusterVersion named as the scope, as `kubectl edit` would.
@@ -94,11 +109,19 @@ impl Scope {
     /// Changes the spec of a ClusterVersion.
     pub async fn edit_named(&self, name: &str, change: impl Fn(&mut Value)) -> ClusterVersion {
         super::eventually("an edit without conflict", async || {
-            let mut object = self.cluster_versions().get(name).await.expect("the ClusterVersion");
+            let mut object = self
+                .cluster_versions()
+                .get(name)
+                .await
+                .expect("the ClusterVersion");
             let mut content = Value::Object(std::mem::take(&mut object.spec.raw));
             change(&mut content);
             object.spec = serde_json::from_value(content).expect("an object");
-            match self.cluster_versions().replace(name, &PostParams::default(), &object).await {
+            match self
+                .cluster_versions()
+                .replace(name, &PostParams::default(), &object)
+                .await
+            {
                 Ok(edited) => Some(edited),
                 Err(kube::Error::Api(status)) if status.code == 409 => None,
                 Err(error) => panic!("the edit is refused: {error}"),
@@ -109,9 +132,15 @@ impl Scope {
 
     /// Makes a VirtualCluster of the ClusterVersion named as the scope.
     pub async fn create_tenant(&self, name: &str) -> VirtualCluster {
-        let spec = VirtualClusterSpec { cluster_version_name: self.namespace.clone(), ..VirtualClusterSpec::default() };
+        let spec = VirtualClusterSpec {
+            cluster_version_name: self.namespace.clone(),
+            ..VirtualClusterSpec::default()
+        };
         let tenant = VirtualCluster::new(name, spec);
-        self.tenants().create(&PostParams::default(), &tenant).await.expect("a VirtualCluster")
+        self.tenants()
+            .create(&PostParams::default(), &tenant)
+            .await
+            .expect("a VirtualCluster")
     }
 
     /// Makes a VirtualCluster and waits until it is Running.
@@ -126,14 +155,24 @@ impl Scope {
     }
 
     /// Waits until the VirtualCluster is as `wanted`.
-    pub async fn when(&self, name: &str, what: &str, wanted: impl Fn(&VirtualCluster) -> bool) -> VirtualCluster {
+    pub async fn when(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&VirtualCluster) -> bool,
+    ) -> VirtualCluster {
         let condition = |tenant: Option<&VirtualCluster>| tenant.is_some_and(&wanted);
         let waiting = await_condition(self.tenants(), name, condition);
         match tokio::time::timeout(PATIENCE, waiting).await {
-            Ok(tenant) => tenant.expect("the watch works").expect("the condition holds only for one that is there"),
+            Ok(tenant) => tenant
+                .expect("the watch works")
+                .expect("the condition holds only for one that is there"),
             Err(_) => {
                 let tenant = self.tenants().get_opt(name).await.expect("an answer");
-                panic!("{name} is not {what} after {PATIENCE:?}, but {:#?}", tenant.map(|t| (t.metadata.labels, t.status)))
+                panic!(
+                    "{name} is not {what} after {PATIENCE:?}, but {:#?}",
+                    tenant.map(|t| (t.metadata.labels, t.status))
+                )
             }
         }
     }
@@ -144,15 +183,20 @@ impl Scope {
             tenant.phase() == phase::RUNNING
                 && !tenant.labels().contains_key(labels::READY_FOR_UPGRADE)
                 && tenant.labels().contains_key(labels::CLUSTER_VERSION_APPLIED)
-                && tenant.status.as_ref().is_some_and(|status| status.upgrade.is_none())
+                && tenant
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.upgrade.is_none())
         })
         .await
     }
 
     /// Waits for this reason in the status, and for the consent to be used up.
     pub async fn ended_with(&self, name: &str, reason: &str) -> VirtualCluster {
-        self.when(name, reason, |tenant| tuple(tenant).2 == reason && !tenant.labels().contains_key(labels::READY_FOR_UPGRADE))
-            .await
+        self.when(name, reason, |tenant| {
+            tuple(tenant).2 == reason && !tenant.labels().contains_key(labels::READY_FOR_UPGRADE)
+        })
+        .await
     }
 
     /// Agrees to an upgrade, as `kubectl label` would.
@@ -162,12 +206,16 @@ impl Scope {
 
     /// Sets a label of a VirtualCluster.
     pub async fn label(&self, name: &str, key: &str, value: Value) {
-        self.merge(name, &json!({"metadata": {"labels": {key: value}}})).await;
+        self.merge(name, &json!({"metadata": {"labels": {key: value}}}))
+            .await;
     }
 
     /// Merges into a VirtualCluster.
     pub async fn merge(&self, name: &str, patch: &Value) {
-        self.tenants().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.expect("it is accepted");
+        self.tenants()
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .expect("it is accepted");
     }
 
     /// Agrees to an upgrade and waits until it has succeeded.
@@ -176,10 +224,18 @@ impl Scope {
         let tenant = self
             .when(name, "upgraded", |tenant| {
                 !tenant.labels().contains_key(labels::READY_FOR_UPGRADE)
-                    && tenant.status.as_ref().is_some_and(|status| status.upgrade.is_none())
+                    && tenant
+                        .status
+                        .as_ref()
+                        .is_some_and(|status| status.upgrade.is_none())
             })
             .await;
-        assert_eq!(tuple(&tenant).2, "TenantControlPlaneUpgradeCompleted", "{:?}", tuple(&tenant));
+        assert_eq!(
+            tuple(&tenant).2,
+            "TenantControlPlaneUpgradeCompleted",
+            "{:?}",
+            tuple(&tenant)
+        );
         tenant
     }
 
@@ -218,16 +274,31 @@ impl Scope {
             + std::fmt::Debug
             + DeserializeOwned,
     {
-        let all = self.api::<K>(namespace).list(&ListParams::default()).await.expect("a list");
+        let all = self
+            .api::<K>(namespace)
+            .list(&ListParams::default())
+            .await
+            .expect("a list");
         all.into_iter()
-            .map(|object| (format!("{}/{}", K::kind(&()), object.name_any()), object.resource_version().unwrap_or_default()))
+            .map(|object| {
+                (
+                    format!("{}/{}", K::kind(&()), object.name_any()),
+                    object.resource_version().unwrap_or_default(),
+                )
+            })
             .collect()
     }
 
     /// The seven Secrets' data by name.
     pub async fn secrets(&self, namespace: &str) -> BTreeMap<String, BTreeMap<String, String>> {
-        let all = self.api::<Secret>(namespace).list(&ListParams::default()).await.expect("a list");
-        all.into_iter().map(|secret| (secret.name_any(), data(&secret))).collect()
+        let all = self
+            .api::<Secret>(namespace)
+            .list(&ListParams::default())
+            .await
+            .expect("a list");
+        all.into_iter()
+            .map(|secret| (secret.name_any(), data(&secret)))
+            .collect()
     }
 
     /// Revisions of the test's ClusterVersions.
@@ -238,9 +309,17 @@ impl Scope {
 
     /// Deletes a VirtualCluster and waits until it is gone.
     pub async fn delete(&self, name: &str) {
-        self.tenants().delete(name, &DeleteParams::default()).await.expect("it may be deleted");
+        self.tenants()
+            .delete(name, &DeleteParams::default())
+            .await
+            .expect("it may be deleted");
         super::eventually("the VirtualCluster to be gone", async || {
-            self.tenants().get_opt(name).await.expect("an answer").is_none().then_some(())
+            self.tenants()
+                .get_opt(name)
+                .await
+                .expect("an answer")
+                .is_none()
+                .then_some(())
         })
         .await;
     }
@@ -251,7 +330,13 @@ pub fn tuple(tenant: &VirtualCluster) -> Tuple {
     tenant
         .status
         .as_ref()
-        .map(|status| (status.phase.clone(), status.message.clone(), status.reason.clone()))
+        .map(|status| {
+            (
+                status.phase.clone(),
+                status.message.clone(),
+                status.reason.clone(),
+            )
+        })
         .unwrap_or_default()
 }
 
@@ -266,17 +351,24 @@ pub fn tuples(states: &[VirtualCluster], name: &str) -> Vec<Tuple> {
 /// A condition by type.
 pub fn condition<'a>(tenant: &'a VirtualCluster, type_: &str) -> &'a Condition {
     let conditions = &tenant.status.as_ref().expect("a status").conditions;
-    let found = conditions.iter().find(|condition| condition.type_.as_deref() == Some(type_));
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_.as_deref() == Some(type_));
     found.unwrap_or_else(|| panic!("no condition {type_} in {conditions:?}"))
 }
 
 /// The data of a Secret as text.
 pub fn data(secret: &Secret) -> BTreeMap<String, String> {
     let data = secret.data.iter().flatten();
-    data.map(|(key, value)| (key.clone(), String::from_utf8(value.0.clone()).expect("text"))).collect()
+    data.map(|(key, value)| (key.clone(), String::from_utf8(value.0.clone()).expect("text")))
+        .collect()
 }
 
 /// The root namespace of a VirtualCluster that has one.
 pub fn root_of(tenant: &VirtualCluster) -> String {
-    tenant.status.as_ref().and_then(|status| status.cluster_namespace.clone()).expect("a root namespace")
+    tenant
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_namespace.clone())
+        .expect("a root namespace")
 }

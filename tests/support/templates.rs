@@ -37,7 +37,10 @@ pub fn full(service_type: &str) -> Value {
 /// The same, without a controller-manager.
 pub fn without_controller_manager() -> Value {
     let mut content = full("ClusterIP");
-    content.as_object_mut().expect("an object").remove("controllerManager");
+    content
+        .as_object_mut()
+        .expect("an object")
+        .remove("controllerManager");
     content
 }
 
@@ -68,8 +71,12 @@ fn stateful_set(name: &str, service: &str, args: &Value) -> Value {
 /// Changes of the apiserver's and the controller-manager's first argument: both restart.
 pub fn verbosity(content: &mut Value, level: usize) {
     for bundle in ["apiServer", "controllerManager"] {
-        let args = content.pointer_mut(&format!("/{bundle}/statefulset/spec/template/spec/containers/0/args"));
-        let Some(args) = args.and_then(Value::as_array_mut) else { continue };
+        let args = content.pointer_mut(&format!(
+            "/{bundle}/statefulset/spec/template/spec/containers/0/args"
+        ));
+        let Some(args) = args.and_then(Value::as_array_mut) else {
+            continue;
+        };
         args.retain(|arg| !arg.as_str().is_some_and(|arg| arg.starts_with("-v=")));
         args.insert(0, json!(format!("-v={level}")));
     }

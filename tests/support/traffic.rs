@@ -40,7 +40,12 @@ impl Call {
 
     fn of(request: &Request<Body>) -> Self {
         let query = request.uri().query().unwrap_or_default();
-        let parts: Vec<_> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
+        let parts: Vec<_> = request
+            .uri()
+            .path()
+            .split('/')
+            .filter(|part| !part.is_empty())
+            .collect();
         let rest = match parts.first() {
             Some(&"api") => parts.get(2..),
             Some(&"apis") => parts.get(3..),
@@ -55,7 +60,13 @@ impl Call {
         let part = |index: usize| (*rest.get(index).unwrap_or(&"")).to_owned();
         let (resource, name, subresource) = (part(0), part(1), part(2));
         let verb = match *request.method() {
-            Method::GET if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1")) => "watch",
+            Method::GET
+                if query
+                    .split('&')
+                    .any(|pair| matches!(pair, "watch=true" | "watch=1")) =>
+            {
+                "watch"
+            }
             Method::GET if name.is_empty() => "list",
             Method::GET => "get",
             Method::POST => "create",
@@ -65,7 +76,14 @@ impl Call {
             _ => "other",
         };
         let dry_run = query.split('&').any(|pair| pair == "dryRun=All");
-        Self { verb, namespace: namespace.to_owned(), resource, name, subresource, dry_run }
+        Self {
+            verb,
+            namespace: namespace.to_owned(),
+            resource,
+            name,
+            subresource,
+            dry_run,
+        }
     }
 }
 
@@ -78,7 +96,11 @@ impl fmt::Display for Call {
         if !self.namespace.is_empty() {
             write!(f, " in {}", self.namespace)?;
         }
-        if self.dry_run { f.write_str(" (dry run)") } else { Ok(()) }
+        if self.dry_run {
+            f.write_str(" (dry run)")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -197,10 +219,14 @@ impl Traffic {
             "/apis/tenancy.x-k8s.io/v1alpha1/virtualclusters" => {
                 format!("fieldSelector=metadata.namespace%3D{}", self.0.namespace)
             }
-            "/apis/tenancy.x-k8s.io/v1alpha1/clusterversions" => format!("labelSelector={}", self.0.label.replace('=', "%3D")),
+            "/apis/tenancy.x-k8s.io/v1alpha1/clusterversions" => {
+                format!("labelSelector={}", self.0.label.replace('=', "%3D"))
+            }
             _ => return None,
         };
-        let query = uri.query().map_or_else(|| selector.clone(), |query| format!("{query}&{selector}"));
+        let query = uri
+            .query()
+            .map_or_else(|| selector.clone(), |query| format!("{query}&{selector}"));
         let mut parts = uri.clone().into_parts();
         parts.path_and_query = Some(format!("{}?{query}", uri.path()).parse().expect("a path"));
         Some(Uri::from_parts(parts).expect("a URI"))
@@ -211,7 +237,10 @@ impl<S> Layer<S> for Traffic {
     type Service = Observed<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Observed { inner, traffic: self.clone() }
+        Observed {
+            inner,
+            traffic: self.clone(),
+        }
     }
 }
 
