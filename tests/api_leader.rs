@@ -142,7 +142,7 @@ impl Drop for Replica {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            println!("--- {}\n{}", self.log.display(), self.log());
+            eprintln!("--- {}\n{}", self.log.display(), self.log());
         }
     }
 }
