@@ -144,7 +144,7 @@ async fn done(
 }
 
 /// Writes the label that readers of the Go manager's know, and takes back a consent that has been used up.
-async fn record_applied(context: &Context, vc: &VirtualCluster) -> Result<(), Error> {
+pub(super) async fn record_applied(context: &Context, vc: &VirtualCluster) -> Result<(), Error> {
     if !context
         .config
         .features

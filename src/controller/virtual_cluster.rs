@@ -73,6 +73,10 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
                 return Box::pin(upgrade::reconcile(context, key, vc)).await;
             }
             context.upgrading.give_back(key, Instant::now());
+            if gate && vc.label(labels::CLUSTER_VERSION_APPLIED).is_none() {
+                // The manager ended, or met a conflict, between the last two writes of provisioning.
+                provisioning::record_applied(context, &vc).await?;
+            }
             Ok(Next::Nothing)
         }
         // Nobody but a person writes another phase; the Go manager failed on it for ever.
