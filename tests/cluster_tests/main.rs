@@ -105,6 +105,8 @@ async fn run(
     let client = cluster::client().await;
     cluster::clear(&client).await;
     cluster::assert_no_manager(&client).await;
+    // As an installation does.
+    cluster::make_namespace(&client, &format!("{}-system", cluster::PREFIX)).await;
     manager::clear_log();
     let started = Instant::now();
     let mut results = Vec::new();
@@ -157,6 +159,9 @@ async fn side_by_side(client: &Client, scenarios: Vec<(&'static str, Run)>) -> V
             Ok(Err(_)) => Some(format!("not over after {LIMIT:?}")),
             Err(panic) => Some(words(panic.as_ref())),
         };
+        if failure.is_some() {
+            println!("{name} FAILED after {:.1} s", started.elapsed().as_secs_f64());
+        }
         (name, started.elapsed(), failure)
     };
     futures::future::join_all(scenarios.into_iter().map(one)).await
