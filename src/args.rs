@@ -244,7 +244,7 @@ struct Cli {
     #[arg(long, value_name = "FORMAT", default_value = "json", value_enum)]
     log_format: LogFormat,
     /// What is logged: a level, or a filter such as `info,vc_manager=debug`
-    #[arg(long, value_name = "FILTER", default_value = "info", value_parser = log_filter)]
+    #[arg(long, value_name = "FILTER", default_value = "info,kube_client::client::builder=off", value_parser = log_filter)]
     log_level: String,
     /// Accepted for compatibility; log lines carry no stack traces
     #[arg(long, value_name = "BOOL", default_value = "false", num_args = 0..=1, require_equals = true,
