@@ -40,7 +40,7 @@ try() {
   done
 }
 
-# tenant_versions: "NAME PHASE ROOT-NAMESPACE CURRENT-REVISION CONSENT RESULT" of each tenant.
+# tenant_states: "NAME PHASE ROOT-NAMESPACE CURRENT-REVISION CONSENT RESULT" of each tenant.
 tenant_states() {
   demo_kube get virtualclusters -o json | jq -r '.items[] | [.metadata.name, .status.phase // "-",
     .status.clusterNamespace // "-", .status.revision.current // "-",
@@ -56,7 +56,8 @@ pods_of() {
 # sets_of ROOT: how far a tenant's components are, in a few words.
 sets_of() {
   kube -n "$1" get statefulsets -o json 2>/dev/null | jq -r '[.items | sort_by(.metadata.creationTimestamp)[] |
-    "\(.metadata.name) \(.status.readyReplicas // 0)/\(.spec.replicas)"] | join(", ")'
+    "\(.metadata.name) \(.status.readyReplicas // 0)/\(.spec.replicas)"] |
+    if . == [] then "waits for its turn to start" else "ready: " + join(", ") end'
 }
 
 # sorry TEXT: a promise that was not kept, with what helps to find out why.
@@ -81,21 +82,22 @@ sorry() {
 follow_events() {
   local tenant reason note
   "$KUBECTL" -n "$DEMO_NAMESPACE" get events.events.k8s.io --watch-only \
-    -o 'jsonpath={.regarding.name}{"\t"}{.reason}{"\t"}{.note}{"\n"}' 2>/dev/null |
-    while IFS=$'\t' read -r tenant reason note; do say "$tenant" "$reason: $note"; done
+    -o 'jsonpath={.regarding.name}|{.reason}|{.note}{"\n"}' 2>/dev/null |
+    while IFS='|' read -r tenant reason note; do say "$tenant" "$reason: $note"; done
 }
 
 # await TEXT FUNCTION: until FUNCTION is true of tenant_states' output; says every ten seconds what is waited for.
 await() {
-  local text=$1 done=$2 states deadline=$((SECONDS + patience)) next=$((SECONDS + 10)) tenant root
+  local text=$1 done=$2 states deadline=$((SECONDS + patience)) next=$((SECONDS + 10)) tenant phase root consent
   while :; do
     states=$(tenant_states) || states=
     if "$done" <<<"$states"; then return; fi
     [ "$SECONDS" -lt "$deadline" ] || sorry "$text: not after $patience s"
     if [ "$SECONDS" -ge "$next" ]; then
       next=$((SECONDS + 10))
-      while IFS=$'\t' read -r tenant _ root _; do
-        [ "$root" = - ] || say "$tenant" "... $(sets_of "$root")"
+      while IFS=$'\t' read -r tenant phase root _ consent _; do
+        if [ "$root" = - ] || [ "$phase $consent" = "Running -" ]; then continue; fi
+        say "$tenant" "... $(sets_of "$root")"
       done <<<"$states"
     fi
     sleep 1
@@ -118,7 +120,7 @@ if [ "$DEMO_CLUSTER" = ours ]; then
     die demo "needs root on Debian 12 to bring up a cluster here, or KUBECONFIG for one that exists"
   fi
   echo "The demo of vc-manager, on a Kubernetes of one node that is brought up on this machine."
-  echo "The first run compiles Kubernetes (about 20 minutes on 2 cores); later ones take about three minutes."
+  echo "The first run compiles Kubernetes (about 20 minutes on 2 cores); later ones take about two minutes."
   "$VCM_CLUSTER_DIR/packages.sh"
   "$VCM_CLUSTER_DIR/build-tools.sh"
   "$VCM_CLUSTER_DIR/images.sh"
@@ -177,7 +179,7 @@ mark clusterrolebinding vc-manager
 [ -z "$again" ] || kube -n vc-manager rollout restart deployment/vc-manager >/dev/null
 kube -n vc-manager rollout status deployment/vc-manager --timeout=180s >/dev/null ||
   sorry "vc-manager does not become ready"
-say "" "vc-manager is ready: $(kube -n vc-manager get pods -l app.kubernetes.io/name=vc-manager --field-selector=status.phase=Running --no-headers | wc -l) pods of $image"
+say "" "vc-manager is ready: $(kube -n vc-manager get deployment vc-manager -o 'jsonpath={.status.readyReplicas}') pods of $image"
 
 if exists namespace "$DEMO_NAMESPACE"; then
   say "" "removing the tenants of an earlier demo"
