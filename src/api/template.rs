@@ -63,7 +63,10 @@ impl Template {
             });
         }
         let api_server_service = api_server.as_ref().and_then(|b| b.service_name(&mut errors));
-        let api_server_port = api_server.as_ref().and_then(|b| b.service.as_ref()).map_or(6443, first_port);
+        let api_server_port = api_server
+            .as_ref()
+            .and_then(|b| b.service.as_ref())
+            .map_or(6443, first_port);
         let etcd_service = etcd.as_ref().and_then(|b| b.service_name(&mut errors));
         if let Some(service) = controller_manager.as_ref().filter(|b| b.service.is_some()) {
             let _ = service.service_name(&mut errors);
@@ -98,7 +101,10 @@ impl Template {
     #[must_use]
     pub fn has_cluster_ip_service(&self) -> bool {
         let service = self.api_server.service.as_ref();
-        service.and_then(|s| s.pointer("/spec/type")).and_then(Value::as_str) == Some("ClusterIP")
+        service
+            .and_then(|s| s.pointer("/spec/type"))
+            .and_then(Value::as_str)
+            == Some("ClusterIP")
     }
 }
 
@@ -108,7 +114,10 @@ impl Bundle {
         let Some(service) = &self.service else {
             errors.push(TemplateError {
                 path,
-                problem: format!("required: the certificates of the {} are made for its name", self.component),
+                problem: format!(
+                    "required: the certificates of the {} are made for its name",
+                    self.component
+                ),
             });
             return None;
         };
@@ -140,25 +149,39 @@ fn name_of(object: &Value, path: &str, errors: &mut Vec<TemplateError>) -> Optio
 
 fn bundle(content: &Value, component: Component, errors: &mut Vec<TemplateError>) -> Option<Bundle> {
     let path = format!("spec.{}", component.spec_key());
-    let value = content.get(component.spec_key()).filter(|value| !value.is_null())?;
+    let value = content
+        .get(component.spec_key())
+        .filter(|value| !value.is_null())?;
     let mut problem = |path: String, problem: String| errors.push(TemplateError { path, problem });
 
     // Upstream dispatches on this name; a wrong one was an error there, too.
     if let Some(name) = value.pointer("/metadata/name").and_then(Value::as_str)
         && name != component.name()
     {
-        problem(format!("{path}.metadata.name"), format!("must be {:?}, is {name:?}", component.name()));
+        problem(
+            format!("{path}.metadata.name"),
+            format!("must be {:?}, is {name:?}", component.name()),
+        );
     }
     let Some(stateful_set) = value.get("statefulset").filter(|value| value.is_object()) else {
-        problem(format!("{path}.statefulset"), "required: a whole apps/v1 StatefulSet".into());
+        problem(
+            format!("{path}.statefulset"),
+            "required: a whole apps/v1 StatefulSet".into(),
+        );
         return None;
     };
     let replicas = match stateful_set.pointer("/spec/replicas") {
         None | Some(Value::Null) => Some(1),
-        Some(value) => value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= 1000),
+        Some(value) => value
+            .as_u64()
+            .and_then(|n| u32::try_from(n).ok())
+            .filter(|n| *n <= 1000),
     };
     if replicas.is_none() {
-        problem(format!("{path}.statefulset.spec.replicas"), "must be an integer from 0 to 1000".into());
+        problem(
+            format!("{path}.statefulset.spec.replicas"),
+            "must be an integer from 0 to 1000".into(),
+        );
     }
     if !stateful_set
         .pointer("/spec/template/spec/containers")
@@ -176,6 +199,13 @@ fn bundle(content: &Value, component: Component, errors: &mut Vec<TemplateError>
         return None;
     }
     let stateful_set_name = name_of(stateful_set, &format!("{path}.statefulset"), errors)?;
+    // Other programs find it by this name, and so did the Go manager.
+    if stateful_set_name != component.name() {
+        errors.push(TemplateError {
+            path: format!("{path}.statefulset.metadata.name"),
+            problem: format!("must be {:?}, is {stateful_set_name:?}", component.name()),
+        });
+    }
     Some(Bundle {
         component,
         stateful_set: stateful_set.clone(),

@@ -81,8 +81,8 @@ pub struct VirtualClusterStatus {
     #[serde(default)]
     pub reason: String,
     /// Conditions by type: Ready, Upgrading. Entries without a type were written by the Go manager.
+    // No limit in the schema: early builds of the Go manager appended without bound, and those objects are valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
     pub conditions: Vec<Condition>,
     /// `metadata.generation` this status was computed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]

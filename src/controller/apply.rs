@@ -35,14 +35,26 @@ pub(super) async fn apply(
     match effect {
         Effect::CreateNamespace(value) => {
             let namespace: Namespace = decode(value)?;
-            match kubernetes.create(&Api::all(kubernetes.client()), &namespace).await {
+            match kubernetes
+                .create(&Api::all(kubernetes.client()), &namespace)
+                .await
+            {
                 // Whose it is shows in the next observation.
                 Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
                 Err(error) => Err(error),
             }
         }
         Effect::Issue { secrets, attempt } => {
-            issue(kubernetes, goal, observed, secrets, attempt.as_deref(), algorithm, now).await
+            issue(
+                kubernetes,
+                goal,
+                observed,
+                secrets,
+                attempt.as_deref(),
+                algorithm,
+                now,
+            )
+            .await
         }
         Effect::Apply(object) => kubernetes.apply(root, object, false).await,
         Effect::DeletePod(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, None).await,
@@ -61,12 +73,15 @@ async fn issue(
     now: Timestamp,
 ) -> Result<(), Error> {
     let root = &goal.tenant.root_namespace;
-    let failed = |secret: TenantSecret| move |source: PkiError| Error::Pki {
-        what: format!("issue Secret {root}/{secret}"),
-        source: Box::new(source),
+    let failed = |secret: TenantSecret| {
+        move |source: PkiError| Error::Pki {
+            what: format!("issue Secret {root}/{secret}"),
+            source: Box::new(source),
+        }
     };
     let names = names(goal, observed);
-    let validity = Validity::from_expire_days(goal.tenant.pki_expire_days).map_err(failed(TenantSecret::ApiServer))?;
+    let validity =
+        Validity::from_expire_days(goal.tenant.pki_expire_days).map_err(failed(TenantSecret::ApiServer))?;
     let server = server_of(goal, observed);
 
     let stored = observed.secrets.get(TenantSecret::RootCa.name());
@@ -80,26 +95,39 @@ async fn issue(
     for &which in secrets {
         let pair = match (which, which.leaf()) {
             (TenantSecret::RootCa, _) => {
-                let (made, pair) = crypto(move || Authority::create(now)).await?.map_err(failed(which))?;
-                authority = Some(Loaded { certificate_pem: pair.certificate_pem.clone(), authority: made });
+                let (made, pair) = crypto(move || Authority::create(now))
+                    .await?
+                    .map_err(failed(which))?;
+                authority = Some(Loaded {
+                    certificate_pem: pair.certificate_pem.clone(),
+                    authority: made,
+                });
                 pair
             }
-            (_, None) => crypto(pki::service_account::generate).await?.map_err(failed(which))?,
+            (_, None) => crypto(pki::service_account::generate)
+                .await?
+                .map_err(failed(which))?,
             (_, Some(leaf)) => {
                 let Some(ca) = &authority else {
                     return Err(Error::Blocked(format!("Secret {root}/root-ca does not exist")));
                 };
                 let request = pki::request(leaf, &names).map_err(failed(which))?;
                 // An RSA key takes a tenth of a second, but the default P-256 key next to nothing.
-                tokio::task::block_in_place(|| ca.authority.issue(&request, algorithm, validity, now)).map_err(failed(which))?
+                tokio::task::block_in_place(|| ca.authority.issue(&request, algorithm, validity, now))
+                    .map_err(failed(which))?
             }
         };
         let text;
         let mut data = BTreeMap::new();
         if which.is_kubeconfig() {
             let ca_pem = authority.as_ref().map_or("", |ca| ca.certificate_pem.as_str());
-            let user = if which == TenantSecret::AdminKubeconfig { "admin" } else { "system:kube-controller-manager" };
-            text = kubeconfig::render(&goal.tenant.name, &server, ca_pem, user, &pair).map_err(failed(which))?;
+            let user = if which == TenantSecret::AdminKubeconfig {
+                "admin"
+            } else {
+                "system:kube-controller-manager"
+            };
+            text =
+                kubeconfig::render(&goal.tenant.name, &server, ca_pem, user, &pair).map_err(failed(which))?;
             data.insert(which.name(), text.as_str());
         } else {
             data.insert("tls.crt", pair.certificate_pem.as_str());
@@ -118,7 +146,10 @@ async fn store(kubernetes: &Kubernetes, root: &str, which: TenantSecret, value: 
         return kubernetes.apply_secret(root, which.name(), value).await;
     }
     let secret: Secret = decode(value)?;
-    kubernetes.create(&Api::namespaced(kubernetes.client(), root), &secret).await.map(|_| ())
+    kubernetes
+        .create(&Api::namespaced(kubernetes.client(), root), &secret)
+        .await
+        .map(|_| ())
 }
 
 struct Loaded {
@@ -129,14 +160,20 @@ struct Loaded {
 fn load_authority(secret: &Secret, now: Timestamp) -> Result<Loaded, PkiError> {
     let pair = pair_of(secret);
     let authority = Authority::load(&pair.certificate_pem, &pair.key_pem, now)?;
-    Ok(Loaded { certificate_pem: pair.certificate_pem, authority })
+    Ok(Loaded {
+        certificate_pem: pair.certificate_pem,
+        authority,
+    })
 }
 
 /// `tls.crt` and `tls.key` of a Secret as text; what is no text is left empty and refused by who parses it.
 fn pair_of(secret: &Secret) -> CertifiedPair {
     let mut data = render::data_of(secret);
     let mut take = |key: &str| String::from_utf8(data.remove(key).unwrap_or_default()).unwrap_or_default();
-    CertifiedPair { certificate_pem: take("tls.crt"), key_pem: take("tls.key").into() }
+    CertifiedPair {
+        certificate_pem: take("tls.crt"),
+        key_pem: take("tls.key").into(),
+    }
 }
 
 /// Key generation costs tenths of a second of CPU: off the threads that serve everything else.
@@ -155,11 +192,15 @@ fn names(goal: &Goal<'_>, observed: &Observed) -> TenantNames {
         api_server_service: template.api_server_service.clone(),
         api_server_ip: cluster_ip(goal, observed),
         external_domain: goal.tenant.external_domain.clone(),
-        etcd: template.etcd.as_ref().zip(template.etcd_service.as_ref()).map(|(etcd, service)| EtcdNames {
-            statefulset: etcd.stateful_set_name.clone(),
-            service: service.clone(),
-            replicas: etcd.replicas,
-        }),
+        etcd: template
+            .etcd
+            .as_ref()
+            .zip(template.etcd_service.as_ref())
+            .map(|(etcd, service)| EtcdNames {
+                statefulset: etcd.stateful_set_name.clone(),
+                service: service.clone(),
+                replicas: etcd.replicas,
+            }),
     }
 }
 
@@ -176,12 +217,18 @@ fn cluster_ip(goal: &Goal<'_>, observed: &Observed) -> Option<IpAddr> {
 #[must_use]
 pub(super) fn server_of(goal: &Goal<'_>, observed: &Observed) -> String {
     let host = cluster_ip(goal, observed).map_or_else(
-        || format!("{}.{}", goal.template.api_server_service, goal.tenant.root_namespace),
+        || {
+            format!(
+                "{}.{}",
+                goal.template.api_server_service, goal.tenant.root_namespace
+            )
+        },
         |ip| ip.to_string(),
     );
     kubeconfig::server_url(&host, KUBECONFIG_PORT)
 }
 
 fn decode<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, Error> {
-    serde_json::from_value(value.clone()).map_err(|error| Error::Blocked(format!("a rendered object is not valid: {error}")))
+    serde_json::from_value(value.clone())
+        .map_err(|error| Error::Blocked(format!("a rendered object is not valid: {error}")))
 }

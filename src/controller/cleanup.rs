@@ -18,28 +18,56 @@ use crate::api::{VirtualCluster, labels};
 const TERMINATING_CHECK: Duration = Duration::from_secs(2);
 
 /// One pass for a VirtualCluster that is being deleted.
-pub(super) async fn reconcile(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Result<Next, Error> {
+pub(super) async fn reconcile(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+) -> Result<Next, Error> {
     context.give_back_turns(key);
-    if !vc.finalizers().iter().any(|finalizer| finalizer == labels::VIRTUAL_CLUSTER_FINALIZER) {
+    if !vc
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == labels::VIRTUAL_CLUSTER_FINALIZER)
+    {
         return Ok(Next::Gone);
     }
     let tenant = Tenant::of(vc);
     let root = &tenant.root_namespace;
-    let namespace = context.kubernetes.get(&Api::<Namespace>::all(context.kubernetes.client()), root).await?;
+    let namespace = context
+        .kubernetes
+        .get(&Api::<Namespace>::all(context.kubernetes.client()), root)
+        .await?;
     if let Some(namespace) = namespace {
         if render::belongs_to(&namespace, &tenant) {
             if namespace.metadata.deletion_timestamp.is_none() {
-                context.kubernetes.delete_namespace(root, &namespace.uid().unwrap_or_default()).await?;
-                context.events.normal(vc, "Deleting", "Delete", format!("root namespace {root} is being deleted"));
+                context
+                    .kubernetes
+                    .delete_namespace(root, &namespace.uid().unwrap_or_default())
+                    .await?;
+                context.events.normal(
+                    vc,
+                    "Deleting",
+                    "Delete",
+                    format!("root namespace {root} is being deleted"),
+                );
             } else if let Some(why) = remains(&namespace) {
-                context.events.warning(vc, "DeletionWaits", "Delete", format!("root namespace {root} is not gone yet: {why}"));
+                context.events.warning(
+                    vc,
+                    "DeletionWaits",
+                    "Delete",
+                    format!("root namespace {root} is not gone yet: {why}"),
+                );
             }
             return Ok(Next::In(TERMINATING_CHECK));
         }
         let note = format!("namespace {root} is left alone: its annotations do not name this VirtualCluster");
         context.events.warning(vc, "NamespaceNotOurs", "Delete", note);
     }
-    let left: Vec<_> = vc.finalizers().iter().filter(|finalizer| *finalizer != labels::VIRTUAL_CLUSTER_FINALIZER).collect();
+    let left: Vec<_> = vc
+        .finalizers()
+        .iter()
+        .filter(|finalizer| *finalizer != labels::VIRTUAL_CLUSTER_FINALIZER)
+        .collect();
     set_metadata(context, vc, &json!({"finalizers": left})).await?;
     tracing::info!(tenant = %key, namespace = %root, "tenant deleted");
     Ok(Next::Gone)

@@ -3,35 +3,29 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use kube::{
-    Api, ResourceExt as _,
-    api::ListParams,
-    core::DeserializeGuard,
-    runtime::controller::Action,
-};
+use kube::{Api, ResourceExt as _, api::ListParams, core::DeserializeGuard, runtime::controller::Action};
 use serde_json::json;
 
-use super::{
-    Context,
-    error::Error,
-    kubernetes::unchanged_since,
-    revision,
-    run::jittered,
-};
+use super::{Context, error::Error, kubernetes::unchanged_since, revision, run::jittered};
 use crate::api::{ClusterVersion, VirtualCluster, labels};
 
 /// How often a ClusterVersion that is being deleted looks whether tenants still use it.
 const IN_USE_CHECK: Duration = Duration::from_secs(10);
 
 /// One pass.
-pub(super) async fn reconcile(object: Arc<DeserializeGuard<ClusterVersion>>, context: Arc<Context>) -> Result<Action, Error> {
+pub(super) async fn reconcile(
+    object: Arc<DeserializeGuard<ClusterVersion>>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
     let api = Api::<ClusterVersion>::all(context.kubernetes.client());
     let name = object.name_any();
     let Some(cluster_version) = context.kubernetes.get(&api, &name).await? else {
         return Ok(Action::await_change());
     };
     let finalizers = cluster_version.finalizers().to_vec();
-    let ours = finalizers.iter().any(|finalizer| finalizer == labels::CLUSTER_VERSION_FINALIZER);
+    let ours = finalizers
+        .iter()
+        .any(|finalizer| finalizer == labels::CLUSTER_VERSION_FINALIZER);
 
     if cluster_version.metadata.deletion_timestamp.is_some() {
         if !ours {
@@ -43,7 +37,10 @@ pub(super) async fn reconcile(object: Arc<DeserializeGuard<ClusterVersion>>, con
             tracing::info!(cluster_version = %name, tenants = users.len(), first = ?shown, "deletion waits: tenants still use it");
             return Ok(Action::requeue(jittered(IN_USE_CHECK)));
         }
-        let left: Vec<_> = finalizers.iter().filter(|finalizer| *finalizer != labels::CLUSTER_VERSION_FINALIZER).collect();
+        let left: Vec<_> = finalizers
+            .iter()
+            .filter(|finalizer| *finalizer != labels::CLUSTER_VERSION_FINALIZER)
+            .collect();
         set_finalizers(&context, &api, &cluster_version, &json!(left)).await?;
         context.metrics.drop_superseded(&name, &[]);
         return Ok(Action::await_change());
@@ -59,15 +56,21 @@ pub(super) async fn reconcile(object: Arc<DeserializeGuard<ClusterVersion>>, con
     let status = cluster_version.status.clone().unwrap_or_default();
     let is_new = status.revision.as_deref() != Some(revision.as_str());
     if is_new || status.observed_generation != cluster_version.metadata.generation {
-        context.kubernetes.merge_status(&api, &name, &revision::status_patch(&cluster_version, &revision)).await?;
+        context
+            .kubernetes
+            .merge_status(&api, &name, &revision::status_patch(&cluster_version, &revision))
+            .await?;
     }
     if is_new {
         let mut used = BTreeSet::new();
+        let mut applied: Vec<_> = cluster_version.resource_version().into_iter().collect();
         for vc in users(&context, &name).await? {
+            applied.extend(vc.label(labels::CLUSTER_VERSION_APPLIED).map(ToOwned::to_owned));
             let status = vc.status.unwrap_or_default();
             let pins = status.revision.unwrap_or_default();
             used.extend([pins.current, pins.target, pins.last_good].into_iter().flatten());
         }
+        context.metrics.drop_superseded(&name, &applied);
         context.revisions.collect(&cluster_version, &used).await?;
     }
     Ok(Action::await_change())
@@ -90,5 +93,8 @@ async fn set_finalizers(
         "resourceVersion": unchanged_since(&cluster_version.metadata),
         "finalizers": finalizers,
     }});
-    context.kubernetes.merge(api, &cluster_version.name_any(), &patch).await
+    context
+        .kubernetes
+        .merge(api, &cluster_version.name_any(), &patch)
+        .await
 }

@@ -46,7 +46,12 @@ pub fn stuck(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> 
     of_set(pods, set)
         .filter(|pod| pod.metadata.deletion_timestamp.is_none())
         .filter_map(|pod| diagnose(pod, now))
-        .filter(|diagnosis| diagnosis.revision.as_deref().is_some_and(|revision| revision != update_revision))
+        .filter(|diagnosis| {
+            diagnosis
+                .revision
+                .as_deref()
+                .is_some_and(|revision| revision != update_revision)
+        })
         .collect()
 }
 
@@ -70,7 +75,9 @@ fn diagnose(pod: &Pod, now: Timestamp) -> Option<Diagnosis> {
     if ready {
         return None;
     }
-    let age = pod.creation_timestamp().map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
+    let age = pod
+        .creation_timestamp()
+        .map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
     let diagnosis = |container: &str, message: String, hopeless: bool, crashed: bool| Diagnosis {
         pod: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
@@ -104,13 +111,27 @@ fn diagnose(pod: &Pod, now: Timestamp) -> Option<Diagnosis> {
 fn of_container(container: &ContainerStatus, age: SignedDuration) -> Option<(String, bool, bool)> {
     let name = &container.name;
     let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
-    let reason = waiting.and_then(|waiting| waiting.reason.as_deref()).unwrap_or_default();
-    let said = waiting.and_then(|waiting| waiting.message.as_deref()).unwrap_or_default();
+    let reason = waiting
+        .and_then(|waiting| waiting.reason.as_deref())
+        .unwrap_or_default();
+    let said = waiting
+        .and_then(|waiting| waiting.message.as_deref())
+        .unwrap_or_default();
     match reason {
         "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" | "RegistryUnavailable" => {
-            return Some((format!("image {} cannot be pulled", container.image), age >= PATIENCE, false));
+            return Some((
+                format!("image {} cannot be pulled", container.image),
+                age >= PATIENCE,
+                false,
+            ));
         }
-        "InvalidImageName" => return Some((format!("image name {:?} is not valid", container.image), true, false)),
+        "InvalidImageName" => {
+            return Some((
+                format!("image name {:?} is not valid", container.image),
+                true,
+                false,
+            ));
+        }
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
             let message = format!("container {name} cannot be started: {said}");
             return Some((message, age >= PATIENCE, false));
@@ -119,21 +140,31 @@ fn of_container(container: &ContainerStatus, age: SignedDuration) -> Option<(Str
     }
     let ended = ended(container.state.as_ref()).or_else(|| ended(container.last_state.as_ref()));
     let (code, why) = ended.filter(|_| container.restart_count > 0 || waiting.is_none())?;
-    let runs_again = container.state.as_ref().is_some_and(|state| state.running.is_some());
+    let runs_again = container
+        .state
+        .as_ref()
+        .is_some_and(|state| state.running.is_some());
     let hopeless = container.restart_count >= CRASHES && !runs_again;
     let times = match container.restart_count {
         0 => String::new(),
         1 => ", restarted once".into(),
         n => format!(", restarted {n} times"),
     };
-    Some((format!("container {name} ended with exit code {code} ({why}){times}"), hopeless, true))
+    Some((
+        format!("container {name} ended with exit code {code} ({why}){times}"),
+        hopeless,
+        true,
+    ))
 }
 
 /// Exit code and reason of a container that ended with an error.
 fn ended(state: Option<&ContainerState>) -> Option<(i32, String)> {
     let terminated = state?.terminated.as_ref()?;
     (terminated.exit_code != 0).then(|| {
-        (terminated.exit_code, terminated.reason.clone().unwrap_or_else(|| "Error".into()))
+        (
+            terminated.exit_code,
+            terminated.reason.clone().unwrap_or_else(|| "Error".into()),
+        )
     })
 }
 
@@ -165,11 +196,22 @@ mod tests {
     #[test]
     fn an_image_is_named_and_given_time() {
         let state = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}});
-        let young = worst(&[pod("2026-01-01T00:01:30Z", &container(&state, &json!({}), 0))], "apiserver", now());
-        let old = worst(&[pod("2026-01-01T00:00:00Z", &container(&state, &json!({}), 0))], "apiserver", now());
+        let young = worst(
+            &[pod("2026-01-01T00:01:30Z", &container(&state, &json!({}), 0))],
+            "apiserver",
+            now(),
+        );
+        let old = worst(
+            &[pod("2026-01-01T00:00:00Z", &container(&state, &json!({}), 0))],
+            "apiserver",
+            now(),
+        );
         assert!(!young.expect("told").hopeless);
         let old = old.expect("told");
-        assert!(old.hopeless && old.message.contains("example/kube-apiserver:v9"), "{old:?}");
+        assert!(
+            old.hopeless && old.message.contains("example/kube-apiserver:v9"),
+            "{old:?}"
+        );
     }
 
     #[test]
@@ -177,10 +219,17 @@ mod tests {
         let last = json!({"terminated": {"exitCode": 1, "reason": "Error"}});
         let state = json!({"waiting": {"reason": "CrashLoopBackOff"}});
         let found = |restarts, state: &Value| {
-            worst(&[pod("2026-01-01T00:01:30Z", &container(state, &last, restarts))], "apiserver", now())
+            worst(
+                &[pod("2026-01-01T00:01:30Z", &container(state, &last, restarts))],
+                "apiserver",
+                now(),
+            )
         };
         let third = found(3, &state).expect("told");
-        assert!(third.hopeless && third.crashed && third.message.contains("exit code 1"), "{third:?}");
+        assert!(
+            third.hopeless && third.crashed && third.message.contains("exit code 1"),
+            "{third:?}"
+        );
         assert!(!found(1, &state).expect("told").hopeless);
         assert!(!found(4, &json!({"running": {}})).expect("told").hopeless);
     }

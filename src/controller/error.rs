@@ -60,14 +60,24 @@ impl Error {
                 409 => Self::Conflict { what },
                 // 403 is a quota, an admission policy, or a namespace on its way out: the object's fault as far
                 // as a retry of the same request goes.
-                400 | 403 | 413 | 422 => Self::Refused { what, message: status.message.clone() },
+                400 | 403 | 413 | 422 => Self::Refused {
+                    what,
+                    message: status.message.clone(),
+                },
                 // Server-side apply answers 500 for a field that no schema knows.
-                500 if status.message.contains("field not declared in schema") => {
-                    Self::Refused { what, message: status.message.clone() }
-                }
-                _ => Self::Api { what, source: Box::new(source) },
+                500 if status.message.contains("field not declared in schema") => Self::Refused {
+                    what,
+                    message: status.message.clone(),
+                },
+                _ => Self::Api {
+                    what,
+                    source: Box::new(source),
+                },
             },
-            _ => Self::Api { what, source: Box::new(source) },
+            _ => Self::Api {
+                what,
+                source: Box::new(source),
+            },
         }
     }
 

@@ -30,9 +30,18 @@ pub(super) struct EventWriter {
 #[must_use]
 pub(super) fn events(client: Client, instance: Option<String>) -> (Events, EventWriter) {
     let (sender, receiver) = channel(QUEUE);
-    let reporter = Reporter { controller: "tenancy.x-k8s.io/vc-manager".into(), instance };
+    let reporter = Reporter {
+        controller: "tenancy.x-k8s.io/vc-manager".into(),
+        instance,
+    };
     let recorder = EventRecorder::new(client, reporter);
-    (Events { queue: sender }, EventWriter { recorder, queue: receiver })
+    (
+        Events { queue: sender },
+        EventWriter {
+            recorder,
+            queue: receiver,
+        },
+    )
 }
 
 impl Events {
@@ -52,7 +61,13 @@ impl Events {
         about.meta_mut().namespace = vc.namespace();
         about.meta_mut().uid = vc.uid();
         about.meta_mut().resource_version = vc.resource_version();
-        let event = Event { type_, reason: reason.to_owned(), action: action.to_owned(), note: Some(note), related: None };
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            action: action.to_owned(),
+            note: Some(note),
+            related: None,
+        };
         if let Err(TrySendError::Full((vc, event))) = self.queue.try_send((Arc::new(about), event)) {
             tracing::warn!(tenant = %vc.name_any(), reason = %event.reason, "too many Events wait to be written; one is dropped");
         }

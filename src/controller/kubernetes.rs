@@ -11,7 +11,10 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource,
-    api::{DeleteParams, ListParams, LogParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions, ValidationDirective},
+    api::{
+        DeleteParams, ListParams, LogParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions,
+        ValidationDirective,
+    },
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -45,12 +48,19 @@ impl Kubernetes {
         self.client.clone()
     }
 
-    async fn call<T>(&self, what: impl Into<String>, call: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    async fn call<T>(
+        &self,
+        what: impl Into<String>,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Error> {
         let what = what.into();
         match tokio::time::timeout(self.limit, call).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(Error::api(what, error)),
-            Err(_) => Err(Error::Deadline { what, limit: self.limit }),
+            Err(_) => Err(Error::Deadline {
+                what,
+                limit: self.limit,
+            }),
         }
     }
 
@@ -66,7 +76,8 @@ impl Kubernetes {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        self.call(format!("read {} {name}", K::kind(&())), api.get_opt(name)).await
+        self.call(format!("read {} {name}", K::kind(&())), api.get_opt(name))
+            .await
     }
 
     /// All objects that `params` select.
@@ -77,7 +88,9 @@ impl Kubernetes {
         let mut params = params.clone().limit(PAGE);
         let mut items = Vec::new();
         loop {
-            let page = self.call(format!("list {}", K::plural(&())), api.list(&params)).await?;
+            let page = self
+                .call(format!("list {}", K::plural(&())), api.list(&params))
+                .await?;
             items.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -91,7 +104,8 @@ impl Kubernetes {
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        self.list(&self.namespaced::<K>(namespace), &ListParams::default()).await
+        self.list(&self.namespaced::<K>(namespace), &ListParams::default())
+            .await
     }
 
     /// Makes an object that must not exist yet.
@@ -100,8 +114,15 @@ impl Kubernetes {
         K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Debug,
     {
         let name = object.meta().name.clone().unwrap_or_default();
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
-        self.call(format!("create {} {name}", K::kind(&())), api.create(&params, object)).await
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PostParams::default()
+        };
+        self.call(
+            format!("create {} {name}", K::kind(&())),
+            api.create(&params, object),
+        )
+        .await
     }
 
     /// Merges `patch` into an object.
@@ -110,7 +131,11 @@ impl Kubernetes {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let what = format!("update {} {name}", K::kind(&()));
-        self.call(what, api.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
+        self.call(
+            what,
+            api.patch(name, &PatchParams::default(), &Patch::Merge(patch)),
+        )
+        .await
     }
 
     /// Merges `patch` into the status of an object.
@@ -119,14 +144,24 @@ impl Kubernetes {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let what = format!("update the status of {} {name}", K::kind(&()));
-        self.call(what, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))).await
+        self.call(
+            what,
+            api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)),
+        )
+        .await
     }
 
     /// Applies a rendered object in `namespace`, or only asks whether it would be accepted.
     pub async fn apply(&self, namespace: &str, object: &Rendered, dry_run: bool) -> Result<(), Error> {
         match object.kind {
-            Kind::StatefulSet => self.apply_as::<StatefulSet>(namespace, &object.name, &object.value, dry_run).await,
-            Kind::Service => self.apply_as::<Service>(namespace, &object.name, &object.value, dry_run).await,
+            Kind::StatefulSet => {
+                self.apply_as::<StatefulSet>(namespace, &object.name, &object.value, dry_run)
+                    .await
+            }
+            Kind::Service => {
+                self.apply_as::<Service>(namespace, &object.name, &object.value, dry_run)
+                    .await
+            }
         }
     }
 
@@ -135,7 +170,13 @@ impl Kubernetes {
         self.apply_as::<Secret>(namespace, name, value, false).await
     }
 
-    async fn apply_as<K>(&self, namespace: &str, name: &str, value: &Value, dry_run: bool) -> Result<(), Error>
+    async fn apply_as<K>(
+        &self,
+        namespace: &str,
+        name: &str,
+        value: &Value,
+        dry_run: bool,
+    ) -> Result<(), Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -147,17 +188,27 @@ impl Kubernetes {
         };
         let what = format!("apply {} {namespace}/{name}", K::kind(&()));
         let api = self.namespaced::<K>(namespace);
-        self.call(what, api.patch(name, &params, &Patch::Apply(value))).await.map(|_| ())
+        self.call(what, api.patch(name, &params, &Patch::Apply(value)))
+            .await
+            .map(|_| ())
     }
 
     /// Deletes the very pod that was looked at. `grace` is in seconds; its own when absent.
-    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &str, grace: Option<u32>) -> Result<(), Error> {
-        self.delete_within(&self.namespaced::<Pod>(namespace), name, uid, grace).await
+    pub async fn delete_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        grace: Option<u32>,
+    ) -> Result<(), Error> {
+        self.delete_within(&self.namespaced::<Pod>(namespace), name, uid, grace)
+            .await
     }
 
     /// Deletes the very namespace that was looked at.
     pub async fn delete_namespace(&self, name: &str, uid: &str) -> Result<(), Error> {
-        self.delete(&Api::<Namespace>::all(self.client.clone()), name, uid).await
+        self.delete(&Api::<Namespace>::all(self.client.clone()), name, uid)
+            .await
     }
 
     /// Deletes an object if it still is the one of this uid. One that is gone is fine.
@@ -168,16 +219,30 @@ impl Kubernetes {
         self.delete_within(api, name, uid, None).await
     }
 
-    async fn delete_within<K>(&self, api: &Api<K>, name: &str, uid: &str, grace: Option<u32>) -> Result<(), Error>
+    async fn delete_within<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        uid: &str,
+        grace: Option<u32>,
+    ) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let params = DeleteParams {
             grace_period_seconds: grace,
-            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            preconditions: Some(Preconditions {
+                uid: Some(uid.to_owned()),
+                resource_version: None,
+            }),
             ..DeleteParams::default()
         };
-        let deleted = self.call(format!("delete {} {name}", K::kind(&())), api.delete(name, &params)).await;
+        let deleted = self
+            .call(
+                format!("delete {} {name}", K::kind(&())),
+                api.delete(name, &params),
+            )
+            .await;
         match deleted {
             Err(Error::Api { source, .. }) if is_not_found(&source) => Ok(()),
             other => other.map(|_| ()),
@@ -195,7 +260,10 @@ impl Kubernetes {
                 limit_bytes: Some(4096),
                 ..LogParams::default()
             };
-            let read = self.call(format!("read the log of pod {namespace}/{pod}"), api.logs(pod, &params));
+            let read = self.call(
+                format!("read the log of pod {namespace}/{pod}"),
+                api.logs(pod, &params),
+            );
             if let Ok(log) = read.await
                 && let Some(line) = log.lines().rev().find(|line| !line.trim().is_empty())
             {

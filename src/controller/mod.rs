@@ -45,7 +45,10 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 
-use self::{diagnose::Diagnosis, events::Events, kubernetes::Kubernetes, pacing::Turns, plan::Effect, revision::Revisions};
+use self::{
+    diagnose::Diagnosis, events::Events, kubernetes::Kubernetes, pacing::Turns, plan::Effect,
+    revision::Revisions,
+};
 use crate::{
     api::VirtualCluster,
     args::{LeafKeyAlgorithm, ManagerConfig},
@@ -83,7 +86,10 @@ struct Context {
 
 impl Context {
     /// The one place that asks what time it is.
-    #[allow(clippy::unused_self, reason = "passes take the time from their context, not from the system")]
+    #[allow(
+        clippy::unused_self,
+        reason = "passes take the time from their context, not from the system"
+    )]
     fn now(&self) -> Timestamp {
         // The API server keeps whole seconds: what is compared with a stored time must be no finer.
         let now = Timestamp::now();
@@ -98,16 +104,23 @@ impl Context {
     }
 
     fn ask(&self) -> observe::Ask {
-        if self.config.tenant_probe { observe::Ask::Tenant } else { observe::Ask::Nobody }
+        if self.config.tenant_probe {
+            observe::Ask::Tenant
+        } else {
+            observe::Ask::Nobody
+        }
     }
 
     /// A problem in words, with the last words of the container if it crashed.
     async fn told(&self, root_namespace: &str, problem: &Diagnosis) -> String {
         let mut text = format!("pod {}: {}", problem.pod, problem.message);
         if problem.crashed
-            && let Some(words) = self.kubernetes.last_words(root_namespace, &problem.pod, &problem.container).await
+            && let Some(words) = self
+                .kubernetes
+                .last_words(root_namespace, &problem.pod, &problem.container)
+                .await
         {
-            text.push_str(&format!("; it last said: {words}"));
+            text = format!("{text}; it last said: {words}");
         }
         text
     }
@@ -147,7 +160,9 @@ impl Tenants {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, TenantKey>> {
-        self.by_root_namespace.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_root_namespace
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -155,11 +170,18 @@ impl Tenants {
 fn tell_effect(context: &Context, vc: &VirtualCluster, action: &str, effect: &Effect) {
     match effect {
         Effect::CreateNamespace(_) => {
-            context.events.normal(vc, "NamespaceCreated", action, "the root namespace is made");
+            context
+                .events
+                .normal(vc, "NamespaceCreated", action, "the root namespace is made");
         }
         Effect::Issue { secrets, .. } => {
             let names: Vec<_> = secrets.iter().map(|secret| secret.name()).collect();
-            context.events.normal(vc, "CredentialsIssued", action, format!("issued {}", names.join(", ")));
+            context.events.normal(
+                vc,
+                "CredentialsIssued",
+                action,
+                format!("issued {}", names.join(", ")),
+            );
         }
         Effect::Apply(object) if object.kind == render::Kind::StatefulSet => {
             let reason = match object.component {
@@ -167,7 +189,12 @@ fn tell_effect(context: &Context, vc: &VirtualCluster, action: &str, effect: &Ef
                 crate::api::Component::ApiServer => "ApiServerApplied",
                 crate::api::Component::ControllerManager => "ControllerManagerApplied",
             };
-            context.events.normal(vc, reason, action, format!("StatefulSet {} is applied; waiting for it", object.name));
+            context.events.normal(
+                vc,
+                reason,
+                action,
+                format!("StatefulSet {} is applied; waiting for it", object.name),
+            );
         }
         Effect::Apply(_) => {}
         Effect::MakeRoom(pod) => {

@@ -30,18 +30,29 @@ pub(super) enum Ask {
 }
 
 /// Everything in the root namespace of `tenant`, and what its API answers.
-pub(super) async fn observe(kubernetes: &Kubernetes, tenant: &Tenant, template: &Template, ask: Ask) -> Result<Observed, Error> {
+pub(super) async fn observe(
+    kubernetes: &Kubernetes,
+    tenant: &Tenant,
+    template: &Template,
+    ask: Ask,
+) -> Result<Observed, Error> {
     let root = &tenant.root_namespace;
-    let namespace = kubernetes.get(&Api::<Namespace>::all(kubernetes.client()), root).await?;
+    let namespace = kubernetes
+        .get(&Api::<Namespace>::all(kubernetes.client()), root)
+        .await?;
     let Some(namespace) = namespace else {
         return Ok(Observed::default());
     };
-    let (secrets, services, stateful_sets, pods) = tokio::try_join!(
-        kubernetes.list_in::<Secret>(root),
-        kubernetes.list_in::<Service>(root),
-        kubernetes.list_in::<StatefulSet>(root),
-        kubernetes.list_in::<Pod>(root),
-    )?;
+    // On the heap, as is the question below: calls are large futures, and every pass holds one of these.
+    let lists = Box::pin(async {
+        tokio::try_join!(
+            kubernetes.list_in::<Secret>(root),
+            kubernetes.list_in::<Service>(root),
+            kubernetes.list_in::<StatefulSet>(root),
+            kubernetes.list_in::<Pod>(root),
+        )
+    });
+    let (secrets, services, stateful_sets, pods) = lists.await?;
     let mut observed = Observed {
         namespace: Some(namespace),
         secrets: by_name(secrets),
@@ -62,27 +73,37 @@ pub(super) async fn observe(kubernetes: &Kubernetes, tenant: &Tenant, template: 
 }
 
 async fn answer(observed: &Observed, template: &Template) -> Option<Answer> {
-    let set = observed.stateful_sets.get(&template.api_server.stateful_set_name)?;
+    let set = observed
+        .stateful_sets
+        .get(&template.api_server.stateful_set_name)?;
     if rollout::pending(set).is_some() {
         return None;
     }
     let service = observed.services.get(&template.api_server_service)?;
     let admin = observed.secrets.get(TenantSecret::AdminKubeconfig.name())?;
-    Some(probe::ask(service, template.api_server_port, admin).await)
+    Some(Box::pin(probe::ask(service, template.api_server_port, admin)).await)
 }
 
 /// Apiserver pods that are being deleted and refuse connections. One that cannot be reached is not among them.
 async fn deaf(observed: &Observed, template: &Template) -> Vec<Deaf> {
     let mut deaf = Vec::new();
-    let Some(service) = observed.services.get(&template.api_server_service) else { return deaf };
+    let Some(service) = observed.services.get(&template.api_server_service) else {
+        return deaf;
+    };
     for pod in diagnose::of_set(&observed.pods, &template.api_server.stateful_set_name) {
         if pod.metadata.deletion_timestamp.is_some() && probe::refuses_connections(pod, service).await {
-            deaf.push(Deaf { pod: pod.name_any(), uid: pod.uid().unwrap_or_default() });
+            deaf.push(Deaf {
+                pod: pod.name_any(),
+                uid: pod.uid().unwrap_or_default(),
+            });
         }
     }
     deaf
 }
 
 fn by_name<K: Resource>(objects: Vec<K>) -> BTreeMap<String, K> {
-    objects.into_iter().map(|object| (object.name_any(), object)).collect()
+    objects
+        .into_iter()
+        .map(|object| (object.name_any(), object))
+        .collect()
 }

@@ -34,8 +34,16 @@ impl<K: Ord + Clone> Turns<K> {
     /// At most `limit` turns at once. Whoever waits is sent to `wake` when a turn is free for it.
     #[must_use]
     pub(super) fn new(limit: usize, patience: Duration, wake: UnboundedSender<K>) -> Self {
-        let state = Mutex::new(State { holding: BTreeMap::new(), waiting: VecDeque::new() });
-        Self { limit, patience, state, wake }
+        let state = Mutex::new(State {
+            holding: BTreeMap::new(),
+            waiting: VecDeque::new(),
+        });
+        Self {
+            limit,
+            patience,
+            state,
+            wake,
+        }
     }
 
     /// Takes a turn if one is free and nobody came before; else queues up. Idempotent.
@@ -47,7 +55,11 @@ impl<K: Ord + Clone> Turns<K> {
         if !state.waiting.contains(key) {
             state.waiting.push_back(key.clone());
         }
-        let place = state.waiting.iter().position(|waiting| waiting == key).unwrap_or(usize::MAX);
+        let place = state
+            .waiting
+            .iter()
+            .position(|waiting| waiting == key)
+            .unwrap_or(usize::MAX);
         let held = self.held(&state, now);
         if place < self.limit.saturating_sub(held) {
             state.waiting.retain(|waiting| waiting != key);

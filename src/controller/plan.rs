@@ -151,15 +151,21 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
         return Plan::Blocked(lost);
     }
     if !missing.is_empty() {
-        return Plan::Do(vec![Effect::Issue { secrets: missing, attempt: None }]);
+        return Plan::Do(vec![Effect::Issue {
+            secrets: missing,
+            attempt: None,
+        }]);
     }
     for component in Component::ALL {
-        let Some(bundle) = goal.template.bundle(component) else { continue };
+        let Some(bundle) = goal.template.bundle(component) else {
+            continue;
+        };
         let starts = component == Component::ALL[0] || goal.template.etcd.is_none();
         if starts && !may_start && !observed.stateful_sets.contains_key(&bundle.stateful_set_name) {
             return Plan::Wait(Wait {
                 component: None,
-                message: "its turn: as many tenants are starting as may at once (--max-starting-tenants)".into(),
+                message: "its turn: as many tenants are starting as may at once (--max-starting-tenants)"
+                    .into(),
                 problem: None,
                 watched: true,
             });
@@ -175,7 +181,13 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
 ///
 /// `attempt` names the upgrade; certificates that carry its name were refreshed by it already.
 #[must_use]
-pub fn upgrade(goal: &Goal<'_>, observed: &Observed, step: UpgradeStep, attempt: &str, now: Timestamp) -> Plan {
+pub fn upgrade(
+    goal: &Goal<'_>,
+    observed: &Observed,
+    step: UpgradeStep,
+    attempt: &str,
+    now: Timestamp,
+) -> Plan {
     if let Some(plan) = standing(goal, observed) {
         return plan;
     }
@@ -186,7 +198,10 @@ pub fn upgrade(goal: &Goal<'_>, observed: &Observed, step: UpgradeStep, attempt:
             }
             let stale = stale_credentials(goal, observed, attempt);
             if !stale.is_empty() {
-                return Plan::Do(vec![Effect::Issue { secrets: stale, attempt: Some(attempt.to_owned()) }]);
+                return Plan::Do(vec![Effect::Issue {
+                    secrets: stale,
+                    attempt: Some(attempt.to_owned()),
+                }]);
             }
             Component::ApiServer
         }
@@ -206,7 +221,9 @@ pub fn preflight(goal: &Goal<'_>, observed: &Observed, after_failure: bool, now:
         if component != Component::Etcd && after_failure {
             continue;
         }
-        let Some(bundle) = goal.template.bundle(component) else { continue };
+        let Some(bundle) = goal.template.bundle(component) else {
+            continue;
+        };
         let Some(set) = observed.stateful_sets.get(&bundle.stateful_set_name) else {
             // A component that only the new revision has.
             if component == Component::ControllerManager {
@@ -264,7 +281,10 @@ fn unusable(namespace: &Namespace, tenant: &Tenant) -> Option<Plan> {
     namespace.metadata.deletion_timestamp.as_ref().map(|_| {
         Plan::Wait(Wait {
             component: None,
-            message: format!("namespace {} to be gone: it is being deleted", namespace.name_any()),
+            message: format!(
+                "namespace {} to be gone: it is being deleted",
+                namespace.name_any()
+            ),
             problem: None,
             watched: false,
         })
@@ -284,10 +304,16 @@ fn address(goal: &Goal<'_>, observed: &Observed) -> Option<Plan> {
 fn lost_root(goal: &Goal<'_>, observed: &Observed) -> Option<String> {
     let has = |secret: TenantSecret| observed.secrets.contains_key(secret.name());
     let started = !observed.stateful_sets.is_empty();
-    let leaves = TenantSecret::ALL.into_iter().any(|secret| secret.leaf().is_some() && has(secret));
+    let leaves = TenantSecret::ALL
+        .into_iter()
+        .any(|secret| secret.leaf().is_some() && has(secret));
     let lost = if !has(TenantSecret::RootCa) && (leaves || started) {
         TenantSecret::RootCa
-    } else if !has(TenantSecret::ServiceAccount) && observed.stateful_sets.contains_key(&goal.template.api_server.stateful_set_name) {
+    } else if !has(TenantSecret::ServiceAccount)
+        && observed
+            .stateful_sets
+            .contains_key(&goal.template.api_server.stateful_set_name)
+    {
         TenantSecret::ServiceAccount
     } else {
         return None;
@@ -303,8 +329,13 @@ fn stale_credentials(goal: &Goal<'_>, observed: &Observed, attempt: &str) -> Vec
     TenantSecret::ALL
         .into_iter()
         .filter(|secret| match observed.secrets.get(secret.name()) {
-            Some(stored) => TenantSecret::REFRESHED.contains(secret) && annotation(stored, labels::ISSUED_FOR) != Some(attempt),
-            None => secret.leaf().is_some() && (*secret != TenantSecret::Etcd || goal.template.etcd.is_some()),
+            Some(stored) => {
+                TenantSecret::REFRESHED.contains(secret)
+                    && annotation(stored, labels::ISSUED_FOR) != Some(attempt)
+            }
+            None => {
+                secret.leaf().is_some() && (*secret != TenantSecret::Etcd || goal.template.etcd.is_some())
+            }
         })
         .collect()
 }
@@ -321,7 +352,10 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
         return Some(Plan::Do(effects));
     }
     let set = observed.stateful_sets.get(&bundle.stateful_set_name)?;
-    let update_revision = set.status.as_ref().and_then(|status| status.update_revision.as_deref());
+    let update_revision = set
+        .status
+        .as_ref()
+        .and_then(|status| status.update_revision.as_deref());
     let seen = set.status.as_ref().and_then(|status| status.observed_generation) == set.metadata.generation;
     if let Some(update_revision) = update_revision.filter(|_| seen) {
         let stuck = diagnose::stuck(&observed.pods, &bundle.stateful_set_name, update_revision, now);
@@ -330,9 +364,14 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
         }
     }
     // A volume of its own could not be mounted by two pods.
-    let shares_nothing = set.spec.as_ref().is_some_and(|spec| spec.volume_claim_templates.iter().flatten().count() == 0);
+    let shares_nothing = set
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.volume_claim_templates.iter().flatten().count() == 0);
     if component == Component::ApiServer && shares_nothing && !observed.deaf.is_empty() {
-        return Some(Plan::Do(observed.deaf.iter().cloned().map(Effect::MakeRoom).collect()));
+        return Some(Plan::Do(
+            observed.deaf.iter().cloned().map(Effect::MakeRoom).collect(),
+        ));
     }
     gate(component, set, observed, now)
 }
@@ -340,7 +379,9 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
 /// StatefulSet, then Service, as the goal says them. A Service that went first is not there again.
 fn objects(goal: &Goal<'_>, observed: &Observed, component: Component) -> Vec<Rendered> {
     let set = render::stateful_set(goal.template, component, goal.tenant, &observed.secrets);
-    set.into_iter().chain(render::service(goal.template, component, goal.tenant)).collect()
+    set.into_iter()
+        .chain(render::service(goal.template, component, goal.tenant))
+        .collect()
 }
 
 /// What a component that is as it should be waits for, if anything: its rollout, and then, for the two that make
@@ -349,7 +390,8 @@ fn gate(component: Component, set: &StatefulSet, observed: &Observed, now: Times
     if let Some(pending) = rollout::pending(set) {
         // No watch tells when an apiserver that is on its way out stops listening.
         let leaving = component == Component::ApiServer
-            && diagnose::of_set(&observed.pods, &set.name_any()).any(|pod| pod.metadata.deletion_timestamp.is_some());
+            && diagnose::of_set(&observed.pods, &set.name_any())
+                .any(|pod| pod.metadata.deletion_timestamp.is_some());
         return Some(Plan::Wait(Wait {
             component: Some(component),
             message: format!("{component}: {pending}"),
@@ -371,8 +413,14 @@ fn gate(component: Component, set: &StatefulSet, observed: &Observed, now: Times
 /// Whether `object` is not there as it is rendered.
 fn needs_apply(object: &Rendered, observed: &Observed) -> bool {
     let stored = match object.kind {
-        Kind::StatefulSet => observed.stateful_sets.get(&object.name).map(|set| annotation(set, labels::RENDERED_HASH)),
-        Kind::Service => observed.services.get(&object.name).map(|service| annotation(service, labels::RENDERED_HASH)),
+        Kind::StatefulSet => observed
+            .stateful_sets
+            .get(&object.name)
+            .map(|set| annotation(set, labels::RENDERED_HASH)),
+        Kind::Service => observed
+            .services
+            .get(&object.name)
+            .map(|service| annotation(service, labels::RENDERED_HASH)),
     };
     stored.flatten() != Some(object.hash())
 }

@@ -39,7 +39,10 @@ pub(super) async fn ask(service: &Service, port: u16, admin: &Secret) -> Answer 
         match tokio::time::timeout(LIMIT, client.request_text(request)).await {
             Ok(Ok(_)) => {}
             Ok(Err(kube::Error::Api(status))) => {
-                return Answer::NotReady(format!("GET {path} is answered with {}: {}", status.code, status.message));
+                return Answer::NotReady(format!(
+                    "GET {path} is answered with {}: {}",
+                    status.code, status.message
+                ));
             }
             Ok(Err(error)) => return Answer::NotReady(format!("GET {path}: {}", chain(&error))),
             Err(_) => return Answer::NotReady(format!("GET {path}: no answer within {LIMIT:?}")),
@@ -51,8 +54,14 @@ pub(super) async fn ask(service: &Service, port: u16, admin: &Secret) -> Answer 
 /// Whether nothing listens any more where `service` sends its clients to in `pod`: the connection is refused.
 /// Any other failure proves nothing.
 pub(super) async fn refuses_connections(pod: &Pod, service: &Service) -> bool {
-    let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).and_then(|ip| ip.parse::<IpAddr>().ok());
-    let Some((address, port)) = address.zip(target_port(pod, service)) else { return false };
+    let address = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.pod_ip.as_deref())
+        .and_then(|ip| ip.parse::<IpAddr>().ok());
+    let Some((address, port)) = address.zip(target_port(pod, service)) else {
+        return false;
+    };
     let connect = tokio::net::TcpStream::connect((address, port));
     matches!(
         tokio::time::timeout(Duration::from_millis(500), connect).await,
@@ -67,8 +76,15 @@ fn target_port(pod: &Pod, service: &Service) -> Option<u16> {
         None => port.port,
         Some(IntOrString::Int(number)) => *number,
         Some(IntOrString::String(name)) => {
-            let mut ports = pod.spec.as_ref()?.containers.iter().flat_map(|container| container.ports.iter().flatten());
-            ports.find(|port| port.name.as_ref() == Some(name))?.container_port
+            let mut ports = pod
+                .spec
+                .as_ref()?
+                .containers
+                .iter()
+                .flat_map(|container| container.ports.iter().flatten());
+            ports
+                .find(|port| port.name.as_ref() == Some(name))?
+                .container_port
         }
     };
     u16::try_from(number).ok()
@@ -80,9 +96,12 @@ async fn client(service: &Service, port: u16, admin: &Secret) -> Result<Client, 
         .as_ref()
         .and_then(|spec| spec.cluster_ip.as_deref())
         .filter(|ip| !ip.is_empty() && *ip != "None");
-    let text = data_of(admin).remove(TenantSecret::AdminKubeconfig.name()).unwrap_or_default();
+    let text = data_of(admin)
+        .remove(TenantSecret::AdminKubeconfig.name())
+        .unwrap_or_default();
     let text = String::from_utf8(text).map_err(|_| "its admin-kubeconfig is not text".to_owned())?;
-    let parsed = kubeconfig::parse(&text).map_err(|error| format!("its admin-kubeconfig cannot be used: {error}"))?;
+    let parsed =
+        kubeconfig::parse(&text).map_err(|error| format!("its admin-kubeconfig cannot be used: {error}"))?;
     let server = match address {
         Some(ip) => kubeconfig::server_url(ip, port),
         // Headless: the name is all there is.

@@ -49,7 +49,10 @@ async fn pin(context: &Context, vc: &VirtualCluster, now: Timestamp) -> Result<V
             root_namespace::MAX_LENGTH
         )));
     }
-    let gate = context.config.features.enabled(Feature::ClusterVersionPartialUpgrade);
+    let gate = context
+        .config
+        .features
+        .enabled(Feature::ClusterVersionPartialUpgrade);
     if vc.pin().is_some() && !(gate && vc.opted_in()) {
         return Ok(vc.clone());
     }
@@ -82,7 +85,12 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
     for _ in 0..MAX_PASSES {
         let observed = observe(&context.kubernetes, &tenant, &template, context.ask()).await?;
         let has_started = observed.stateful_sets.contains_key(&first.stateful_set_name);
-        if has_started && vc.status.as_ref().is_none_or(|status| status::failures(status) == 0) {
+        if has_started
+            && vc
+                .status
+                .as_ref()
+                .is_none_or(|status| status::failures(status) == 0)
+        {
             // Also after a restart of the manager: whoever is in the middle counts.
             context.starting.keep(key, Instant::now());
         }
@@ -91,7 +99,15 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
         match plan::provision(&goal, &observed, may_start, now) {
             Plan::Do(effects) => {
                 for effect in &effects {
-                    apply(&context.kubernetes, &goal, &observed, effect, context.leaf_key_algorithm(), now).await?;
+                    apply(
+                        &context.kubernetes,
+                        &goal,
+                        &observed,
+                        effect,
+                        context.leaf_key_algorithm(),
+                        now,
+                    )
+                    .await?;
                     tell(context, vc, effect);
                 }
             }
@@ -100,27 +116,47 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
             Plan::Done => return done(context, key, vc, &goal, &observed).await,
         }
     }
-    Err(Error::Blocked("provisioning does not come to rest: something else changes the tenant's objects".into()))
+    Err(Error::Blocked(
+        "provisioning does not come to rest: something else changes the tenant's objects".into(),
+    ))
 }
 
-async fn done(context: &Context, key: &TenantKey, vc: &VirtualCluster, goal: &Goal<'_>, observed: &Observed) -> Result<Next, Error> {
+async fn done(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    goal: &Goal<'_>,
+    observed: &Observed,
+) -> Result<Next, Error> {
     let next = status::running(vc, &server_of(goal, observed), context.now());
     let endpoint = next.endpoint.clone().unwrap_or_default();
     let running = status::write(&context.kubernetes, vc, next).await?;
     context.starting.give_back(key, Instant::now());
-    context.events.normal(&running, "Running", "Provision", format!("the control plane answers at {endpoint}"));
+    context.events.normal(
+        &running,
+        "Running",
+        "Provision",
+        format!("the control plane answers at {endpoint}"),
+    );
     tracing::info!(tenant = %key, %endpoint, "tenant is running");
     record_applied(context, &running).await?;
     Ok(Next::Nothing)
 }
 
 /// Writes the label that readers of the Go manager's know, and takes back a consent that has been used up.
-async fn record_applied(context: &Context, vc: &VirtualCluster) -> Result<(), Error> {
-    if !context.config.features.enabled(Feature::ClusterVersionPartialUpgrade) {
+pub(super) async fn record_applied(context: &Context, vc: &VirtualCluster) -> Result<(), Error> {
+    if !context
+        .config
+        .features
+        .enabled(Feature::ClusterVersionPartialUpgrade)
+    {
         return Ok(());
     }
     let cluster_versions = Api::<ClusterVersion>::all(context.kubernetes.client());
-    let cluster_version = context.kubernetes.get(&cluster_versions, &vc.spec.cluster_version_name).await?;
+    let cluster_version = context
+        .kubernetes
+        .get(&cluster_versions, &vc.spec.cluster_version_name)
+        .await?;
     // Only while the ClusterVersion still says what was applied.
     let applied = cluster_version
         .filter(|cluster_version| vc.pin() == Some(super::revision::name(cluster_version).as_str()))
@@ -138,7 +174,14 @@ async fn record_applied(context: &Context, vc: &VirtualCluster) -> Result<(), Er
     Ok(())
 }
 
-async fn waits(context: &Context, key: &TenantKey, vc: &VirtualCluster, observed: &Observed, wait: Wait, now: Timestamp) -> Result<Next, Error> {
+async fn waits(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    observed: &Observed,
+    wait: Wait,
+    now: Timestamp,
+) -> Result<Next, Error> {
     let Some(component) = wait.component else {
         return Ok(Next::In(if wait.watched { BACKSTOP } else { SOON * 3 }));
     };
@@ -156,24 +199,43 @@ async fn waits(context: &Context, key: &TenantKey, vc: &VirtualCluster, observed
     if waited < limit && !hopeless {
         tracing::debug!(tenant = %key, waits_for = %wait.message, "waiting");
         let left = Duration::try_from(limit - waited).unwrap_or(BACKSTOP);
-        return Ok(Next::In(if wait.watched { BACKSTOP.min(left) } else { SOON.min(left) }));
+        return Ok(Next::In(if wait.watched {
+            BACKSTOP.min(left)
+        } else {
+            SOON.min(left)
+        }));
     }
     let root = root_namespace::of(vc);
-    let mut error = format!("{root}/{component} is not ready in {} seconds: {}", waited.as_secs(), wait.message);
+    let mut error = format!(
+        "{root}/{component} is not ready in {} seconds: {}",
+        waited.as_secs(),
+        wait.message
+    );
     if let Some(problem) = &wait.problem {
-        error.push_str(&format!(": {}", context.told(&root, problem).await));
+        error = format!("{error}: {}", context.told(&root, problem).await);
     }
     failed(context, key, vc, &error, now).await
 }
 
 /// Counts a failed attempt, at most one per backoff, and goes on trying.
-async fn failed(context: &Context, key: &TenantKey, vc: &VirtualCluster, error: &str, now: Timestamp) -> Result<Next, Error> {
+async fn failed(
+    context: &Context,
+    key: &TenantKey,
+    vc: &VirtualCluster,
+    error: &str,
+    now: Timestamp,
+) -> Result<Next, Error> {
     let current = vc.status.clone().unwrap_or_default();
     let failures = status::failures(&current);
     let backoff = attempt_backoff(failures);
-    let since = current.provisioning.as_ref().filter(|_| failures > 0).map(|provisioning| provisioning.since.0);
+    let since = current
+        .provisioning
+        .as_ref()
+        .filter(|_| failures > 0)
+        .map(|provisioning| provisioning.since.0);
     let waited = since.map_or(SignedDuration::MAX, |since| now.duration_since(since));
-    if let Ok(left) = Duration::try_from(SignedDuration::try_from(backoff).unwrap_or(SignedDuration::ZERO) - waited)
+    if let Ok(left) =
+        Duration::try_from(SignedDuration::try_from(backoff).unwrap_or(SignedDuration::ZERO) - waited)
         && !left.is_zero()
         && waited != SignedDuration::MAX
     {
@@ -184,7 +246,9 @@ async fn failed(context: &Context, key: &TenantKey, vc: &VirtualCluster, error: 
     tracing::warn!(tenant = %key, failures = failures + 1, error, "attempt to provision failed");
     if vc.phase() == phase::ERROR {
         // Trying goes on, but there is nothing new to say unless the reason is.
-        context.events.warning(vc, "ProvisioningFailed", "Provision", error);
+        context
+            .events
+            .warning(vc, "ProvisioningFailed", "Provision", error);
     }
     // The first sight is recorded before the first failure, as readers of the phases expect.
     let seen = if vc.phase().is_empty() {
@@ -196,14 +260,16 @@ async fn failed(context: &Context, key: &TenantKey, vc: &VirtualCluster, error: 
     let next = status::provision_failed(&seen, &root_namespace::of(vc), error, now);
     let written = status::write(&context.kubernetes, &seen, next).await?;
     if vc.phase() != phase::ERROR {
-        context.events.warning(&written, "ProvisioningFailed", "Provision", error);
+        context
+            .events
+            .warning(&written, "ProvisioningFailed", "Provision", error);
     }
     Ok(Next::In(attempt_backoff(failures + 1)))
 }
 
 /// How long after the n-th failure the next attempt may be counted: 5 s, doubled each time, at most 5 min.
 fn attempt_backoff(failures: u32) -> Duration {
-    Duration::from_secs(5 << failures.saturating_sub(1).min(6)).min(Duration::from_secs(300))
+    Duration::from_secs(5 << failures.saturating_sub(1).min(6)).min(Duration::from_mins(5))
 }
 
 fn tell(context: &Context, vc: &VirtualCluster, effect: &Effect) {

@@ -52,7 +52,11 @@ impl Revisions {
     /// Revisions in `namespace`.
     #[must_use]
     pub(super) fn new(kubernetes: Kubernetes, namespace: &str) -> Self {
-        Self { kubernetes, namespace: namespace.to_owned(), cache: Mutex::new(Vec::new()) }
+        Self {
+            kubernetes,
+            namespace: namespace.to_owned(),
+            cache: Mutex::new(Vec::new()),
+        }
     }
 
     fn api(&self) -> Api<ControllerRevision> {
@@ -66,12 +70,25 @@ impl Revisions {
             self.check(&stored, Some(cluster_version))?;
             return Ok(name);
         }
-        let number = self.of(cluster_version).await?.iter().map(|revision| revision.revision).max().unwrap_or(0) + 1;
+        let number = self
+            .of(cluster_version)
+            .await?
+            .iter()
+            .map(|revision| revision.revision)
+            .max()
+            .unwrap_or(0)
+            + 1;
         let revision = ControllerRevision {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
                 namespace: Some(self.namespace.clone()),
-                labels: Some([(labels::CLUSTER_VERSION_UID.to_owned(), cluster_version.uid().unwrap_or_default())].into()),
+                labels: Some(
+                    [(
+                        labels::CLUSTER_VERSION_UID.to_owned(),
+                        cluster_version.uid().unwrap_or_default(),
+                    )]
+                    .into(),
+                ),
                 owner_references: Some(vec![OwnerReference {
                     api_version: ClusterVersion::api_version(&()).into_owned(),
                     kind: ClusterVersion::kind(&()).into_owned(),
@@ -86,7 +103,9 @@ impl Revisions {
             revision: number,
         };
         match self.kubernetes.create(&self.api(), &revision).await {
-            Ok(_) => tracing::info!(cluster_version = %cluster_version.name_any(), revision = %name, "revision recorded"),
+            Ok(_) => {
+                tracing::info!(cluster_version = %cluster_version.name_any(), revision = %name, "revision recorded");
+            }
             // Another replica, or the answer to an earlier request that was lost.
             Err(Error::Conflict { .. }) => {
                 if let Some(stored) = self.kubernetes.get(&self.api(), &name).await? {
@@ -105,10 +124,17 @@ impl Revisions {
     /// A manager outside the cluster may be the first to need its namespace.
     async fn make_namespace(&self) -> Result<(), Error> {
         let namespace = Namespace {
-            metadata: ObjectMeta { name: Some(self.namespace.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(self.namespace.clone()),
+                ..ObjectMeta::default()
+            },
             ..Namespace::default()
         };
-        match self.kubernetes.create(&Api::all(self.kubernetes.client()), &namespace).await {
+        match self
+            .kubernetes
+            .create(&Api::all(self.kubernetes.client()), &namespace)
+            .await
+        {
             Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -150,9 +176,18 @@ impl Revisions {
     }
 
     /// A revision whose content is not what its name says was tampered with, or belongs to another.
-    fn check(&self, stored: &ControllerRevision, cluster_version: Option<&ClusterVersion>) -> Result<(), Error> {
+    fn check(
+        &self,
+        stored: &ControllerRevision,
+        cluster_version: Option<&ClusterVersion>,
+    ) -> Result<(), Error> {
         let name = stored.name_any();
-        let hash = canonical_hash(stored.data.as_ref().map_or(&serde_json::Value::Null, |data| &data.0));
+        let hash = canonical_hash(
+            stored
+                .data
+                .as_ref()
+                .map_or(&serde_json::Value::Null, |data| &data.0),
+        );
         if !name.ends_with(&hash[..HASH_DIGITS]) {
             return Err(Error::Blocked(format!(
                 "ControllerRevision {}/{name} does not hold the content its name stands for; delete it if no tenant uses it",
@@ -160,23 +195,36 @@ impl Revisions {
             )));
         }
         if let Some(cluster_version) = cluster_version
-            && !stored.owner_references().iter().any(|owner| Some(&owner.uid) == cluster_version.metadata.uid.as_ref())
+            && !stored
+                .owner_references()
+                .iter()
+                .any(|owner| Some(&owner.uid) == cluster_version.metadata.uid.as_ref())
         {
-            return Err(Error::Blocked(format!(
-                "ControllerRevision {}/{name} belongs to an earlier ClusterVersion of that name and is being collected",
-                self.namespace
-            )));
+            // A ClusterVersion deleted and made again: its old revisions are about to be collected.
+            return Err(Error::Conflict {
+                what: format!("record revision {name}, while that of an earlier ClusterVersion is collected"),
+            });
         }
         Ok(())
     }
 
     async fn of(&self, cluster_version: &ClusterVersion) -> Result<Vec<ControllerRevision>, Error> {
-        let selector = format!("{}={}", labels::CLUSTER_VERSION_UID, cluster_version.uid().unwrap_or_default());
-        self.kubernetes.list(&self.api(), &ListParams::default().labels(&selector)).await
+        let selector = format!(
+            "{}={}",
+            labels::CLUSTER_VERSION_UID,
+            cluster_version.uid().unwrap_or_default()
+        );
+        self.kubernetes
+            .list(&self.api(), &ListParams::default().labels(&selector))
+            .await
     }
 
     /// Deletes the revisions of `cluster_version` that are neither in `used` nor among the newest ten.
-    pub(super) async fn collect(&self, cluster_version: &ClusterVersion, used: &BTreeSet<String>) -> Result<(), Error> {
+    pub(super) async fn collect(
+        &self,
+        cluster_version: &ClusterVersion,
+        used: &BTreeSet<String>,
+    ) -> Result<(), Error> {
         let mut revisions = self.of(cluster_version).await?;
         revisions.sort_by_key(|revision| std::cmp::Reverse(revision.revision));
         let present = name(cluster_version);
@@ -185,7 +233,9 @@ impl Revisions {
             if used.contains(&name) || name == present {
                 continue;
             }
-            self.kubernetes.delete(&self.api(), &name, &revision.uid().unwrap_or_default()).await?;
+            self.kubernetes
+                .delete(&self.api(), &name, &revision.uid().unwrap_or_default())
+                .await?;
             tracing::info!(cluster_version = %cluster_version.name_any(), revision = %name, "old revision deleted");
         }
         Ok(())

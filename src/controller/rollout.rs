@@ -36,7 +36,10 @@ pub fn pending(set: &StatefulSet) -> Option<String> {
         return Some(format!("{ready} of {wanted} pods are ready"));
     }
     if status.replicas > wanted {
-        return Some(format!("{} pods too many are being removed", status.replicas - wanted));
+        return Some(format!(
+            "{} pods too many are being removed",
+            status.replicas - wanted
+        ));
     }
     None
 }
@@ -64,7 +67,10 @@ mod tests {
             (json!({"replicas": 2}), "too many"),
         ] {
             let mut status = done.clone();
-            status.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            status
+                .as_object_mut()
+                .unwrap()
+                .extend(change.as_object().unwrap().clone());
             let why = pending(&set(&json!({"replicas": 1}), &status)).expect("pending");
             assert!(why.contains(words), "{why}");
         }

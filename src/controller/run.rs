@@ -29,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{
-    Context, TenantKey, Tenants, cluster_version, error::Error, events, kubernetes::Kubernetes, pacing::Turns,
-    revision::Revisions, virtual_cluster,
+    Context, TenantKey, Tenants, cluster_version, error::Error, events, kubernetes::Kubernetes,
+    pacing::Turns, revision::Revisions, virtual_cluster,
 };
 use crate::{
     api::{ClusterVersion, VirtualCluster, labels, virtual_cluster::phase},
@@ -39,9 +39,9 @@ use crate::{
 };
 
 /// Longest pause after repeated errors of one object.
-const MAX_BACKOFF: Duration = Duration::from_secs(120);
+const MAX_BACKOFF: Duration = Duration::from_mins(2);
 /// A tenant that has been starting for this long does not keep others from starting.
-const START_PATIENCE: Duration = Duration::from_secs(180);
+const START_PATIENCE: Duration = Duration::from_mins(3);
 
 /// What the loops work with.
 pub struct Setup {
@@ -55,7 +55,11 @@ pub struct Setup {
 
 /// Runs both loops until `shutdown`; then lets the passes under way end. Fails only when it cannot start.
 pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let Setup { client, config, metrics } = setup;
+    let Setup {
+        client,
+        config,
+        metrics,
+    } = setup;
     let kubernetes = Kubernetes::new(client.clone(), config.kube_api_timeout);
     check_installed(&kubernetes).await?;
 
@@ -88,13 +92,22 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
 async fn check_installed(kubernetes: &Kubernetes) -> anyhow::Result<()> {
     let api = Api::<CustomResourceDefinition>::all(kubernetes.client());
     for name in [ClusterVersion::crd_name(), VirtualCluster::crd_name()] {
-        let advice = "apply the definitions of this version first: vc-manager crds | kubectl apply --server-side -f -";
+        let advice =
+            "apply the definitions of this version first: vc-manager crds | kubectl apply --server-side -f -";
         let installed = kubernetes.get(&api, name).await?;
-        let installed = installed.with_context(|| format!("CustomResourceDefinition {name} is not installed; {advice}"))?;
+        let installed = installed
+            .with_context(|| format!("CustomResourceDefinition {name} is not installed; {advice}"))?;
         let has_status = installed.spec.versions.iter().any(|version| {
-            version.name == "v1alpha1" && version.subresources.as_ref().is_some_and(|sub| sub.status.is_some())
+            version.name == "v1alpha1"
+                && version
+                    .subresources
+                    .as_ref()
+                    .is_some_and(|sub| sub.status.is_some())
         });
-        anyhow::ensure!(has_status, "CustomResourceDefinition {name} has no status subresource; {advice}");
+        anyhow::ensure!(
+            has_status,
+            "CustomResourceDefinition {name} has no status subresource; {advice}"
+        );
     }
     Ok(())
 }
@@ -104,7 +117,10 @@ async fn resume(context: &Context) -> anyhow::Result<()> {
     let api = Api::<VirtualCluster>::all(context.kubernetes.client());
     for vc in context.kubernetes.list(&api, &ListParams::default()).await? {
         if vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()) {
-            let key = TenantKey { namespace: vc.namespace().unwrap_or_default(), name: vc.name_any() };
+            let key = TenantKey {
+                namespace: vc.namespace().unwrap_or_default(),
+                name: vc.name_any(),
+            };
             context.upgrading.keep(&key, Instant::now());
         }
     }
@@ -114,10 +130,18 @@ async fn resume(context: &Context) -> anyhow::Result<()> {
 type GuardedTenant = DeserializeGuard<VirtualCluster>;
 type GuardedVersion = DeserializeGuard<ClusterVersion>;
 
-async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<TenantKey>, shutdown: CancellationToken) {
+async fn virtual_clusters(
+    context: Arc<Context>,
+    woken: UnboundedReceiver<TenantKey>,
+    shutdown: CancellationToken,
+) {
     let client = context.kubernetes.client();
-    let controller = Controller::new(Api::<GuardedTenant>::all(client.clone()), watcher::Config::default());
+    let controller = Controller::new(
+        Api::<GuardedTenant>::all(client.clone()),
+        watcher::Config::default(),
+    );
     let store = controller.store();
+    let counting = tokio::spawn(count_phases(controller.store(), Arc::clone(&context.metrics)));
     let of_set = context.tenants.clone();
     let of_pod = context.tenants.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -130,15 +154,29 @@ async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<Tenant
     controller
         .with_config(Config::default().concurrency(workers))
         // Only names are needed to map them back, so only metadata is watched: it is all that stays in memory.
-        .watches(Api::<PartialObjectMeta<StatefulSet>>::all(client.clone()), watcher::Config::default(), move |set| {
-            set.namespace().and_then(|namespace| of_set.of(&namespace)).map(|key| reference(&key))
-        })
-        .watches(Api::<PartialObjectMeta<Pod>>::all(client.clone()), watcher::Config::default().labels(labels::CLUSTER), move |pod| {
-            pod.namespace().and_then(|namespace| of_pod.of(&namespace)).map(|key| reference(&key))
-        })
-        .watches(Api::<PartialObjectMeta<ClusterVersion>>::all(client), watcher::Config::default(), move |version| {
-            waiting_for(&store, &version.name_any())
-        })
+        .watches(
+            Api::<PartialObjectMeta<StatefulSet>>::all(client.clone()),
+            watcher::Config::default(),
+            move |set| {
+                set.namespace()
+                    .and_then(|namespace| of_set.of(&namespace))
+                    .map(|key| reference(&key))
+            },
+        )
+        .watches(
+            Api::<PartialObjectMeta<Pod>>::all(client.clone()),
+            watcher::Config::default().labels(labels::CLUSTER),
+            move |pod| {
+                pod.namespace()
+                    .and_then(|namespace| of_pod.of(&namespace))
+                    .map(|key| reference(&key))
+            },
+        )
+        .watches(
+            Api::<PartialObjectMeta<ClusterVersion>>::all(client),
+            watcher::Config::default(),
+            move |version| waiting_for(&store, &version.name_any()),
+        )
         .reconcile_on(woken)
         .graceful_shutdown_on(shutdown.cancelled_owned())
         .run(
@@ -162,7 +200,9 @@ async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<Tenant
                 if !matches!(error, Error::Conflict { .. })
                     && let Ok(vc) = &object.0
                 {
-                    context.events.warning(vc, error.category(), "Reconcile", error.to_string());
+                    context
+                        .events
+                        .warning(vc, error.category(), "Reconcile", error.to_string());
                 }
                 action
             },
@@ -170,6 +210,24 @@ async fn virtual_clusters(context: Arc<Context>, woken: UnboundedReceiver<Tenant
         )
         .for_each(|result| async move { log_stream(result.map(|_| ())) })
         .await;
+    counting.abort();
+}
+
+/// Keeps the gauge of tenants by phase, from what the watch holds in memory.
+async fn count_phases(store: Store<GuardedTenant>, metrics: Arc<Metrics>) {
+    loop {
+        let tenants = store.state();
+        let mut counts = BTreeMap::new();
+        for vc in tenants.iter().filter_map(|object| object.0.as_ref().ok()) {
+            // Bounded, whatever somebody writes into the status.
+            let known = [phase::PENDING, phase::RUNNING, phase::ERROR]
+                .into_iter()
+                .find(|known| *known == vc.phase());
+            *counts.entry(known.unwrap_or("Unknown")).or_insert(0) += 1;
+        }
+        metrics.set_virtual_clusters(counts);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
 }
 
 async fn cluster_versions(context: Arc<Context>, shutdown: CancellationToken) {
@@ -208,7 +266,10 @@ fn waiting_for(store: &Store<GuardedTenant>, name: &str) -> Vec<ObjectRef<Guarde
         vc.spec.cluster_version_name == name && (vc.phase() != phase::RUNNING || vc.opted_in())
     };
     let all = store.state();
-    all.iter().filter(|object| object.0.as_ref().is_ok_and(concerned)).map(|object| ObjectRef::from_obj(&**object)).collect()
+    all.iter()
+        .filter(|object| object.0.as_ref().is_ok_and(concerned))
+        .map(|object| ObjectRef::from_obj(&**object))
+        .collect()
 }
 
 fn reference(key: &TenantKey) -> ObjectRef<GuardedTenant> {
@@ -252,21 +313,26 @@ impl Backoffs {
     /// A pass that went well forgives all.
     fn note(&self, key: &str, result: &Result<Action, Error>) {
         if result.is_ok() {
-            self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+            self.failures
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(key);
         }
     }
 
-    /// When to try again: at once after a conflict, else ever later.
+    /// When to try again: ever later, and very soon at first after a conflict.
     fn action(&self, key: &str, error: &Error) -> Action {
-        if let Error::Conflict { .. } = error {
-            tracing::info!(%error, "trying again");
-            return Action::requeue(jittered(Duration::from_millis(100)));
-        }
+        let conflict = matches!(error, Error::Conflict { .. });
+        let first = if conflict { 50 } else { 500 };
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(key.to_owned()).or_insert(0);
         *count = count.saturating_add(1);
-        let delay = jittered(Duration::from_millis(500 << (*count - 1).min(10)).min(MAX_BACKOFF));
-        tracing::warn!(%error, failures = *count, retry_in = ?delay, category = error.category(), "pass failed");
+        let delay = jittered(Duration::from_millis(first << (*count - 1).min(12)).min(MAX_BACKOFF));
+        if conflict {
+            tracing::info!(%error, retry_in = ?delay, "trying again");
+        } else {
+            tracing::warn!(%error, failures = *count, retry_in = ?delay, category = error.category(), "pass failed");
+        }
         Action::requeue(delay)
     }
 }

@@ -13,7 +13,8 @@ use super::{
 use crate::api::{
     UpgradeStep, VirtualCluster, VirtualClusterStatus,
     virtual_cluster::{
-        Condition, HISTORY_LIMIT, HistoryEntry, ProvisioningStatus, RevisionStatus, UpgradeResult, UpgradeStatus, phase,
+        Condition, HISTORY_LIMIT, HistoryEntry, ProvisioningStatus, RevisionStatus, UpgradeResult,
+        UpgradeStatus, phase,
     },
 };
 
@@ -22,13 +23,21 @@ pub(super) const ATTEMPTS: u32 = 3;
 /// Longest text of an error in a status; the rest is in the log.
 const MAX_TEXT: usize = 1024;
 
+/// Conditions kept.
+const MAX_CONDITIONS: usize = 64;
+
 /// Condition types that are written here. Everything else in the list is left as it is.
 const READY: &str = "Ready";
 const UPGRADING: &str = "Upgrading";
 
 /// First sight: the tenant is pinned to `revision` from now on.
 #[must_use]
-pub(super) fn pending(vc: &VirtualCluster, root_namespace: &str, revision: Option<&str>, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn pending(
+    vc: &VirtualCluster,
+    root_namespace: &str,
+    revision: Option<&str>,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     if status.phase.is_empty() {
         status.phase = phase::PENDING.into();
@@ -37,21 +46,42 @@ pub(super) fn pending(vc: &VirtualCluster, root_namespace: &str, revision: Optio
     }
     status.cluster_namespace = Some(root_namespace.to_owned());
     if let Some(revision) = revision {
-        status.revision = Some(RevisionStatus { target: Some(revision.to_owned()), ..RevisionStatus::default() });
+        status.revision = Some(RevisionStatus {
+            target: Some(revision.to_owned()),
+            ..RevisionStatus::default()
+        });
     }
     let failures = failures(&status);
-    status.provisioning = Some(ProvisioningStatus { failures, since: Time(now) });
-    set(&mut status, vc, READY, "False", "Provisioning", "the control plane is being provisioned", now);
+    status.provisioning = Some(ProvisioningStatus {
+        failures,
+        since: Time(now),
+    });
+    set(
+        &mut status,
+        vc,
+        READY,
+        "False",
+        "Provisioning",
+        "the control plane is being provisioned",
+        now,
+    );
     status
 }
 
 /// An attempt to provision failed.
 #[must_use]
-pub(super) fn provision_failed(vc: &VirtualCluster, root_namespace: &str, error: &str, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn provision_failed(
+    vc: &VirtualCluster,
+    root_namespace: &str,
+    error: &str,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     let failures = failures(&status).saturating_add(1);
     let error = shortened(error);
-    status.cluster_namespace.get_or_insert_with(|| root_namespace.to_owned());
+    status
+        .cluster_namespace
+        .get_or_insert_with(|| root_namespace.to_owned());
     if failures >= ATTEMPTS {
         status.phase = phase::ERROR.into();
         status.message = "fail to create virtualcluster".into();
@@ -61,7 +91,10 @@ pub(super) fn provision_failed(vc: &VirtualCluster, root_namespace: &str, error:
         status.message = format!("retry: {}", ATTEMPTS - failures);
         status.reason = format!("fail to create virtualcluster({}): {error}", vc.name_any());
     }
-    status.provisioning = Some(ProvisioningStatus { failures, since: Time(now) });
+    status.provisioning = Some(ProvisioningStatus {
+        failures,
+        since: Time(now),
+    });
     set(&mut status, vc, READY, "False", "ProvisioningFailed", &error, now);
     status
 }
@@ -76,9 +109,21 @@ pub(super) fn running(vc: &VirtualCluster, endpoint: &str, now: Timestamp) -> Vi
     status.provisioning = None;
     status.endpoint = Some(endpoint.to_owned());
     if let Some(pin) = vc.pin().map(ToOwned::to_owned) {
-        status.revision = Some(RevisionStatus { current: Some(pin.clone()), target: None, last_good: Some(pin) });
+        status.revision = Some(RevisionStatus {
+            current: Some(pin.clone()),
+            target: None,
+            last_good: Some(pin),
+        });
     }
-    set(&mut status, vc, READY, "True", "Running", "the control plane is running and answers", now);
+    set(
+        &mut status,
+        vc,
+        READY,
+        "True",
+        "Running",
+        "the control plane is running and answers",
+        now,
+    );
     status
 }
 
@@ -86,13 +131,26 @@ pub(super) fn running(vc: &VirtualCluster, endpoint: &str, now: Timestamp) -> Vi
 #[must_use]
 pub(super) fn upgrade_waits(vc: &VirtualCluster, why: &str, now: Timestamp) -> VirtualClusterStatus {
     let mut status = current(vc);
-    set(&mut status, vc, UPGRADING, "False", "Waiting", &shortened(&format!("waits for {why}")), now);
+    set(
+        &mut status,
+        vc,
+        UPGRADING,
+        "False",
+        "Waiting",
+        &shortened(&format!("waits for {why}")),
+        now,
+    );
     status
 }
 
 /// An upgrade begins.
 #[must_use]
-pub(super) fn upgrade_started(vc: &VirtualCluster, revision: &str, resource_version: &str, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn upgrade_started(
+    vc: &VirtualCluster,
+    revision: &str,
+    resource_version: &str,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     let step = UpgradeStep::ApiServer;
     status.upgrade = Some(UpgradeStatus {
@@ -138,7 +196,13 @@ pub(super) fn upgrade_problem(vc: &VirtualCluster, problem: &str, now: Timestamp
 
 /// The upgrade succeeded, or there was nothing to do (`started` is then absent).
 #[must_use]
-pub(super) fn upgraded(vc: &VirtualCluster, revision: &str, endpoint: Option<&str>, started: Option<&Time>, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn upgraded(
+    vc: &VirtualCluster,
+    revision: &str,
+    endpoint: Option<&str>,
+    started: Option<&Time>,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     status.phase = phase::RUNNING.into();
     status.message = "tenant control plane is upgraded".into();
@@ -152,18 +216,56 @@ pub(super) fn upgraded(vc: &VirtualCluster, revision: &str, endpoint: Option<&st
     }
     if let Some(started) = started {
         pins.last_good = Some(revision.to_owned());
-        record(&mut status, revision, started, UpgradeResult::Succeeded, None, now);
-        set(&mut status, vc, READY, "True", "Running", "the control plane is running and answers", now);
-        set(&mut status, vc, UPGRADING, "False", "Succeeded", &format!("runs {revision}"), now);
+        record(
+            &mut status,
+            revision,
+            started,
+            UpgradeResult::Succeeded,
+            None,
+            now,
+        );
+        set(
+            &mut status,
+            vc,
+            READY,
+            "True",
+            "Running",
+            "the control plane is running and answers",
+            now,
+        );
+        set(
+            &mut status,
+            vc,
+            UPGRADING,
+            "False",
+            "Succeeded",
+            &format!("runs {revision}"),
+            now,
+        );
     } else {
-        set(&mut status, vc, UPGRADING, "False", "NothingToDo", &format!("already runs {revision}"), now);
+        set(
+            &mut status,
+            vc,
+            UPGRADING,
+            "False",
+            "NothingToDo",
+            &format!("already runs {revision}"),
+            now,
+        );
     }
     status
 }
 
 /// The upgrade to `revision` failed. The phase stays Running, and the pin stays where it was.
 #[must_use]
-pub(super) fn upgrade_failed(vc: &VirtualCluster, revision: &str, started: &Time, error: &str, api_is_up: bool, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn upgrade_failed(
+    vc: &VirtualCluster,
+    revision: &str,
+    started: &Time,
+    error: &str,
+    api_is_up: bool,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     let error = shortened(error);
     status.phase = phase::RUNNING.into();
@@ -173,11 +275,19 @@ pub(super) fn upgrade_failed(vc: &VirtualCluster, revision: &str, started: &Time
     if let Some(pins) = &mut status.revision {
         pins.target = None;
     }
-    record(&mut status, revision, started, UpgradeResult::Failed, Some(error.clone()), now);
+    record(
+        &mut status,
+        revision,
+        started,
+        UpgradeResult::Failed,
+        Some(error.clone()),
+        now,
+    );
     if !api_is_up {
         set(&mut status, vc, READY, "False", "UpgradeFailed", &error, now);
     }
-    let message = format!("{error}; to try again, set the label tenancy.x-k8s.io/ready-for-upgrade once more");
+    let message =
+        format!("{error}; to try again, set the label tenancy.x-k8s.io/ready-for-upgrade once more");
     set(&mut status, vc, UPGRADING, "False", "Failed", &message, now);
     status
 }
@@ -191,7 +301,10 @@ pub(super) fn failures(status: &VirtualClusterStatus) -> u32 {
     match status.phase.as_str() {
         phase::ERROR => ATTEMPTS,
         phase::PENDING => {
-            let left = status.message.split_once(':').and_then(|(_, left)| left.trim().parse().ok());
+            let left = status
+                .message
+                .split_once(':')
+                .and_then(|(_, left)| left.trim().parse().ok());
             ATTEMPTS.saturating_sub(left.unwrap_or(ATTEMPTS))
         }
         _ => 0,
@@ -207,7 +320,11 @@ pub(super) fn last_upgrade_failed(vc: &VirtualCluster) -> bool {
 
 /// Writes `next` if it differs from what `vc` says, and only the fields that differ. Fails with a conflict if
 /// anyone wrote the object since `vc` was read.
-pub(super) async fn write(kubernetes: &Kubernetes, vc: &VirtualCluster, mut next: VirtualClusterStatus) -> Result<VirtualCluster, Error> {
+pub(super) async fn write(
+    kubernetes: &Kubernetes,
+    vc: &VirtualCluster,
+    mut next: VirtualClusterStatus,
+) -> Result<VirtualCluster, Error> {
     if vc.status.as_ref() == Some(&next) {
         return Ok(vc.clone());
     }
@@ -227,7 +344,10 @@ fn difference(old: Option<&VirtualClusterStatus>, new: &VirtualClusterStatus) ->
         _ => Map::new(),
     };
     let (old, new) = (fields(old), fields(Some(new)));
-    let gone = old.keys().filter(|key| !new.contains_key(*key)).map(|key| (key.clone(), Value::Null));
+    let gone = old
+        .keys()
+        .filter(|key| !new.contains_key(*key))
+        .map(|key| (key.clone(), Value::Null));
     let mut patch: Map<_, _> = gone.collect();
     for (key, value) in &new {
         match old.get(key) {
@@ -261,7 +381,14 @@ fn expectation(step: UpgradeStep) -> &'static str {
     }
 }
 
-fn record(status: &mut VirtualClusterStatus, revision: &str, started: &Time, result: UpgradeResult, reason: Option<String>, now: Timestamp) {
+fn record(
+    status: &mut VirtualClusterStatus,
+    revision: &str,
+    started: &Time,
+    result: UpgradeResult,
+    reason: Option<String>,
+    now: Timestamp,
+) {
     let entry = HistoryEntry {
         revision: revision.to_owned(),
         started: started.clone(),
@@ -274,8 +401,19 @@ fn record(status: &mut VirtualClusterStatus, revision: &str, started: &Time, res
 }
 
 /// Sets a condition by the rules of `metav1.Condition`: the time moves only when the status does.
-fn set(status: &mut VirtualClusterStatus, vc: &VirtualCluster, type_: &str, value: &str, reason: &str, message: &str, now: Timestamp) {
-    let found = status.conditions.iter().position(|condition| condition.type_.as_deref() == Some(type_));
+fn set(
+    status: &mut VirtualClusterStatus,
+    vc: &VirtualCluster,
+    type_: &str,
+    value: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) {
+    let found = status
+        .conditions
+        .iter()
+        .position(|condition| condition.type_.as_deref() == Some(type_));
     let since = found
         .map(|index| &status.conditions[index])
         .filter(|condition| condition.status == value)
@@ -292,9 +430,15 @@ fn set(status: &mut VirtualClusterStatus, vc: &VirtualCluster, type_: &str, valu
         Some(index) => status.conditions[index] = condition,
         None => status.conditions.push(condition),
     }
-    // The schema allows 64. The Go manager appended without bound: its oldest entries go first.
-    while status.conditions.len() > 64 {
-        let Some(oldest) = status.conditions.iter().position(|condition| condition.type_.is_none()) else { break };
+    // The Go manager appended without bound: its oldest entries go first.
+    while status.conditions.len() > MAX_CONDITIONS {
+        let Some(oldest) = status
+            .conditions
+            .iter()
+            .position(|condition| condition.type_.is_none())
+        else {
+            break;
+        };
         status.conditions.remove(oldest);
     }
 }
@@ -331,28 +475,71 @@ mod tests {
 
     #[test]
     fn tuples_are_those_of_the_go_manager() {
-        let vc = with(pending(&VirtualCluster::new("tenant", VirtualClusterSpec::default()), "root", Some("r1"), now()));
-        assert_eq!(tuple(vc.status.as_ref().unwrap()), ("Pending", "retry: 3", "ClusterCreating"));
+        let vc = with(pending(
+            &VirtualCluster::new("tenant", VirtualClusterSpec::default()),
+            "root",
+            Some("r1"),
+            now(),
+        ));
+        assert_eq!(
+            tuple(vc.status.as_ref().unwrap()),
+            ("Pending", "retry: 3", "ClusterCreating")
+        );
         assert_eq!(vc.pin(), Some("r1"));
 
         let first = with(provision_failed(&vc, "root", "boom", now()));
-        assert_eq!(tuple(first.status.as_ref().unwrap()), ("Pending", "retry: 2", "fail to create virtualcluster(tenant): boom"));
+        assert_eq!(
+            tuple(first.status.as_ref().unwrap()),
+            (
+                "Pending",
+                "retry: 2",
+                "fail to create virtualcluster(tenant): boom"
+            )
+        );
         let second = with(provision_failed(&first, "root", "boom", now()));
         let third = with(provision_failed(&second, "root", "boom", now()));
-        assert_eq!(tuple(third.status.as_ref().unwrap()), ("Error", "fail to create virtualcluster", "TenantControlPlaneError"));
+        assert_eq!(
+            tuple(third.status.as_ref().unwrap()),
+            (
+                "Error",
+                "fail to create virtualcluster",
+                "TenantControlPlaneError"
+            )
+        );
 
         let up = with(running(&third, "https://10.0.0.1:6443", now()));
-        assert_eq!(tuple(up.status.as_ref().unwrap()), ("Running", "tenant control plane is running", "TenantControlPlaneRunning"));
+        assert_eq!(
+            tuple(up.status.as_ref().unwrap()),
+            (
+                "Running",
+                "tenant control plane is running",
+                "TenantControlPlaneRunning"
+            )
+        );
         assert_eq!(up.pin(), Some("r1"));
 
         let started = with(upgrade_started(&up, "r2", "77", now()));
         assert_eq!((started.phase(), started.pin()), ("Running", Some("r1")));
         let done = upgraded(&started, "r2", None, Some(&Time(now())), later());
-        assert_eq!(tuple(&done), ("Running", "tenant control plane is upgraded", "TenantControlPlaneUpgradeCompleted"));
+        assert_eq!(
+            tuple(&done),
+            (
+                "Running",
+                "tenant control plane is upgraded",
+                "TenantControlPlaneUpgradeCompleted"
+            )
+        );
         assert_eq!(done.revision.as_ref().unwrap().current.as_deref(), Some("r2"));
 
         let failed = upgrade_failed(&started, "r2", &Time(now()), "no image", false, later());
-        assert_eq!(tuple(&failed), ("Running", "fail to upgrade: no image", "TenantControlPlaneUpgradeFailed"));
+        assert_eq!(
+            tuple(&failed),
+            (
+                "Running",
+                "fail to upgrade: no image",
+                "TenantControlPlaneUpgradeFailed"
+            )
+        );
         assert_eq!(failed.revision.as_ref().unwrap().current.as_deref(), Some("r1"));
         assert_eq!(failed.history.len(), 1);
     }
@@ -375,7 +562,11 @@ mod tests {
     #[test]
     fn conditions_keep_their_time_and_strangers_stay() {
         let mut status = VirtualClusterStatus::default();
-        status.conditions.push(Condition { status: "True".into(), reason: Some("ClusterCreating".into()), ..Condition::default() });
+        status.conditions.push(Condition {
+            status: "True".into(),
+            reason: Some("ClusterCreating".into()),
+            ..Condition::default()
+        });
         let vc = with(status);
         let once = with(pending(&vc, "root", None, now()));
         let twice = pending(&once, "root", None, later());
@@ -388,7 +579,14 @@ mod tests {
     fn history_and_texts_are_bounded() {
         let mut vc = VirtualCluster::new("tenant", VirtualClusterSpec::default());
         for _ in 0..30 {
-            vc = with(upgrade_failed(&vc, "r2", &Time(now()), &"é".repeat(5000), true, later()));
+            vc = with(upgrade_failed(
+                &vc,
+                "r2",
+                &Time(now()),
+                &"é".repeat(5000),
+                true,
+                later(),
+            ));
         }
         let status = vc.status.unwrap();
         assert_eq!(status.history.len(), HISTORY_LIMIT);
@@ -402,7 +600,10 @@ mod tests {
         let second = running(&with(first.clone()), "https://10.0.0.1:6443", later());
         let patch = difference(Some(&first), &second);
         assert_eq!(patch["provisioning"], Value::Null);
-        assert_eq!(patch["revision"], json!({"current": "r1", "lastGood": "r1", "target": null}));
+        assert_eq!(
+            patch["revision"],
+            json!({"current": "r1", "lastGood": "r1", "target": null})
+        );
         assert!(patch.get("clusterNamespace").is_none());
         assert_eq!(difference(Some(&second), &second), json!({}));
     }

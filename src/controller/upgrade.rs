@@ -25,8 +25,7 @@ use super::{
 };
 use crate::{
     api::{
-        ClusterVersion, UpgradeStep, VirtualCluster, labels,
-        template::Template,
+        ClusterVersion, UpgradeStep, VirtualCluster, labels, template::Template,
         virtual_cluster::UpgradeStatus,
     },
     features::Feature,
@@ -59,7 +58,11 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
     let name = &vc.spec.cluster_version_name;
     let cluster_versions = Api::<ClusterVersion>::all(context.kubernetes.client());
     let Some(cluster_version) = context.kubernetes.get(&cluster_versions, name).await? else {
-        let target = Target { revision: "", resource_version: "", started: Time(now) };
+        let target = Target {
+            revision: "",
+            resource_version: "",
+            started: Time(now),
+        };
         let error = format!("desired ClusterVersion {name} not found");
         return failed(context, key, &vc, &target, &error, None, now).await;
     };
@@ -73,13 +76,22 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
         status::write(&context.kubernetes, &vc, status::upgrade_waits(&vc, why, now)).await?;
         return Ok(Next::In(BACKSTOP));
     }
-    let target = Target { revision: &revision, resource_version: &resource_version, started: Time(now) };
+    let target = Target {
+        revision: &revision,
+        resource_version: &resource_version,
+        started: Time(now),
+    };
     match preflight(context, &vc, &revision).await {
         Ok(None) => {}
         Ok(Some(wait)) => {
             // Waiting for its own health, it must not keep healthy tenants from their turn.
             context.upgrading.give_back(key, Instant::now());
-            status::write(&context.kubernetes, &vc, status::upgrade_waits(&vc, &wait.message, now)).await?;
+            status::write(
+                &context.kubernetes,
+                &vc,
+                status::upgrade_waits(&vc, &wait.message, now),
+            )
+            .await?;
             return Ok(Next::In(if wait.watched { BACKSTOP } else { SOON * 6 }));
         }
         Err(error) if error.is_final() => {
@@ -90,7 +102,12 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
     let next = status::upgrade_started(&vc, &revision, &resource_version, now);
     let vc = status::write(&context.kubernetes, &vc, next).await?;
     let from = vc.pin().unwrap_or("what the tenant runs");
-    context.events.normal(&vc, "UpgradeStarted", "Upgrade", format!("from {from} to {revision}"));
+    context.events.normal(
+        &vc,
+        "UpgradeStarted",
+        "Upgrade",
+        format!("from {from} to {revision}"),
+    );
     tracing::info!(tenant = %key, %revision, "upgrade begins");
     match vc.status.as_ref().and_then(|status| status.upgrade.clone()) {
         Some(attempt) => go_on(context, key, vc, attempt).await,
@@ -110,12 +127,20 @@ async fn preflight(context: &Context, vc: &VirtualCluster, revision: &str) -> Re
         Plan::Do(_) | Plan::Done => {}
     }
     for object in plan::preview(&goal, &observed) {
-        context.kubernetes.apply(&tenant.root_namespace, &object, true).await?;
+        context
+            .kubernetes
+            .apply(&tenant.root_namespace, &object, true)
+            .await?;
     }
     Ok(None)
 }
 
-async fn go_on(context: &Context, key: &TenantKey, mut vc: VirtualCluster, mut attempt: UpgradeStatus) -> Result<Next, Error> {
+async fn go_on(
+    context: &Context,
+    key: &TenantKey,
+    mut vc: VirtualCluster,
+    mut attempt: UpgradeStatus,
+) -> Result<Next, Error> {
     let tenant = Tenant::of(&vc);
     let template = match context.revisions.template(&attempt.revision).await {
         Err(error) if error.is_final() => return refused(context, key, &vc, &attempt, &error, None).await,
@@ -138,7 +163,9 @@ async fn go_on(context: &Context, key: &TenantKey, mut vc: VirtualCluster, mut a
                         Err(error) if error.is_final() => {
                             return refused(context, key, &vc, &attempt, &error, Some(observed)).await;
                         }
-                        Err(error) => return expired(context, key, &vc, &attempt, error, Some(observed)).await,
+                        Err(error) => {
+                            return expired(context, key, &vc, &attempt, error, Some(observed)).await;
+                        }
                     }
                 }
             }
@@ -147,7 +174,12 @@ async fn go_on(context: &Context, key: &TenantKey, mut vc: VirtualCluster, mut a
                 return refused(context, key, &vc, &attempt, &Error::Blocked(why), Some(observed)).await;
             }
             Plan::Done if attempt.step == UpgradeStep::ApiServer && template.controller_manager.is_some() => {
-                context.events.normal(&vc, "ApiServerUpgraded", "Upgrade", "the new apiserver is ready and answers");
+                context.events.normal(
+                    &vc,
+                    "ApiServerUpgraded",
+                    "Upgrade",
+                    "the new apiserver is ready and answers",
+                );
                 let next = status::upgrade_step(&vc, UpgradeStep::ControllerManager, now);
                 vc = status::write(&context.kubernetes, &vc, next).await?;
                 attempt.step = UpgradeStep::ControllerManager;
@@ -159,7 +191,9 @@ async fn go_on(context: &Context, key: &TenantKey, mut vc: VirtualCluster, mut a
             }
         }
     }
-    let error = Error::Blocked("the upgrade does not come to rest: something else changes the tenant's objects".into());
+    let error = Error::Blocked(
+        "the upgrade does not come to rest: something else changes the tenant's objects".into(),
+    );
     refused(context, key, &vc, &attempt, &error, seen.as_ref()).await
 }
 
@@ -216,7 +250,16 @@ async fn expired(
     if !time_left(context, attempt, now).is_zero() {
         return Err(error);
     }
-    failed(context, key, vc, &Target::of(attempt), &error.to_string(), observed, now).await
+    failed(
+        context,
+        key,
+        vc,
+        &Target::of(attempt),
+        &error.to_string(),
+        observed,
+        now,
+    )
+    .await
 }
 
 /// An error that will not pass.
@@ -228,12 +271,22 @@ async fn refused(
     error: &Error,
     observed: Option<&Observed>,
 ) -> Result<Next, Error> {
-    failed(context, key, vc, &Target::of(attempt), &error.to_string(), observed, context.now()).await
+    failed(
+        context,
+        key,
+        vc,
+        &Target::of(attempt),
+        &error.to_string(),
+        observed,
+        context.now(),
+    )
+    .await
 }
 
 fn time_left(context: &Context, attempt: &UpgradeStatus, now: Timestamp) -> Duration {
     let limit = SignedDuration::try_from(context.config.provisioner_timeout).unwrap_or(SignedDuration::MAX);
-    Duration::try_from(limit.saturating_sub(now.duration_since(attempt.step_since.0))).unwrap_or(Duration::ZERO)
+    Duration::try_from(limit.saturating_sub(now.duration_since(attempt.step_since.0)))
+        .unwrap_or(Duration::ZERO)
 }
 
 impl<'a> Target<'a> {
@@ -260,7 +313,12 @@ async fn succeeded(
     let written = status::write(&context.kubernetes, vc, next).await?;
     let target = Target::of(attempt);
     count(context, &written, &target, UpgradeOutcome::Upgraded, now);
-    context.events.normal(&written, "UpgradeSucceeded", "Upgrade", format!("runs {revision} and answers"));
+    context.events.normal(
+        &written,
+        "UpgradeSucceeded",
+        "Upgrade",
+        format!("runs {revision} and answers"),
+    );
     tracing::info!(tenant = %key, %revision, "upgrade succeeded");
     consume(context, &written, Some(target.resource_version)).await?;
     context.upgrading.give_back(key, Instant::now());
@@ -278,9 +336,18 @@ async fn nothing_to_do(
 ) -> Result<Next, Error> {
     let next = status::upgraded(vc, revision, None, None, now);
     let written = status::write(&context.kubernetes, vc, next).await?;
-    let target = Target { revision, resource_version, started: Time(now) };
+    let target = Target {
+        revision,
+        resource_version,
+        started: Time(now),
+    };
     count(context, &written, &target, UpgradeOutcome::Unchanged, now);
-    context.events.normal(&written, "NothingToUpgrade", "Upgrade", format!("already runs {revision}"));
+    context.events.normal(
+        &written,
+        "NothingToUpgrade",
+        "Upgrade",
+        format!("already runs {revision}"),
+    );
     consume(context, &written, Some(resource_version)).await?;
     context.upgrading.give_back(key, Instant::now());
     Ok(Next::Nothing)
@@ -298,10 +365,19 @@ async fn failed(
     now: Timestamp,
 ) -> Result<Next, Error> {
     let vc = consume(context, vc, None).await?;
-    let next = status::upgrade_failed(&vc, target.revision, &target.started, error, api_is_up(observed), now);
+    let next = status::upgrade_failed(
+        &vc,
+        target.revision,
+        &target.started,
+        error,
+        api_is_up(observed),
+        now,
+    );
     let written = status::write(&context.kubernetes, &vc, next).await?;
     count(context, &written, target, UpgradeOutcome::Failed, now);
-    context.events.warning(&written, "UpgradeFailed", "Upgrade", error);
+    context
+        .events
+        .warning(&written, "UpgradeFailed", "Upgrade", error);
     tracing::warn!(tenant = %key, revision = target.revision, error, "upgrade failed");
     // The rollout of revisions puts the return to `lastGood` here.
     context.upgrading.give_back(key, Instant::now());
@@ -311,19 +387,27 @@ async fn failed(
 /// Whether the tenant's API works as far as was seen. Unknown counts as yes: Ready is not lowered on a guess.
 fn api_is_up(observed: Option<&Observed>) -> bool {
     let Some(observed) = observed else { return true };
-    let apiserver = observed.stateful_sets.get(crate::api::Component::ApiServer.name());
+    let apiserver = observed
+        .stateful_sets
+        .get(crate::api::Component::ApiServer.name());
     !matches!(observed.answer, Some(Answer::NotReady(_)))
         && apiserver.is_none_or(|set| rollout::pending(set).is_none())
 }
 
 /// Removes the consent and, after a success, records what was applied: one write, none if nothing would change.
-async fn consume(context: &Context, vc: &VirtualCluster, applied: Option<&str>) -> Result<VirtualCluster, Error> {
+async fn consume(
+    context: &Context,
+    vc: &VirtualCluster,
+    applied: Option<&str>,
+) -> Result<VirtualCluster, Error> {
     let mut change = json!({});
     let labels = vc.labels();
     if labels.contains_key(labels::READY_FOR_UPGRADE) {
         change[labels::READY_FOR_UPGRADE] = Value::Null;
     }
-    if let Some(applied) = applied.filter(|applied| labels.get(labels::CLUSTER_VERSION_APPLIED).map(String::as_str) != Some(applied)) {
+    if let Some(applied) = applied
+        .filter(|applied| labels.get(labels::CLUSTER_VERSION_APPLIED).map(String::as_str) != Some(applied))
+    {
         change[labels::CLUSTER_VERSION_APPLIED] = applied.into();
     }
     if change.as_object().is_none_or(serde_json::Map::is_empty) {
@@ -332,8 +416,16 @@ async fn consume(context: &Context, vc: &VirtualCluster, applied: Option<&str>) 
     set_metadata(context, vc, &json!({"labels": change})).await
 }
 
-fn count(context: &Context, vc: &VirtualCluster, target: &Target<'_>, outcome: UpgradeOutcome, now: Timestamp) {
+fn count(
+    context: &Context,
+    vc: &VirtualCluster,
+    target: &Target<'_>,
+    outcome: UpgradeOutcome,
+    now: Timestamp,
+) {
     let took = Duration::try_from(now.duration_since(target.started.0)).unwrap_or(Duration::ZERO);
     let cluster_version = &vc.spec.cluster_version_name;
-    context.metrics.upgrade_finished(cluster_version, target.resource_version, took, outcome);
+    context
+        .metrics
+        .upgrade_finished(cluster_version, target.resource_version, took, outcome);
 }

@@ -1,6 +1,9 @@
 //! Reconciles a VirtualCluster: which of provisioning, upgrading and deleting is its business now.
 
-use std::{sync::Arc, time::{Duration, Instant}};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::{Api, ResourceExt as _, core::DeserializeGuard, runtime::controller::Action};
 use serde_json::json;
@@ -17,8 +20,14 @@ pub(super) const BACKSTOP: Duration = Duration::from_secs(20);
 pub(super) const SOON: Duration = Duration::from_millis(500);
 
 /// One pass. What decides is read fresh from the API server; `object` only says which one to look at.
-pub(super) async fn reconcile(object: Arc<DeserializeGuard<VirtualCluster>>, context: Arc<Context>) -> Result<Action, Error> {
-    let key = TenantKey { namespace: object.namespace().unwrap_or_default(), name: object.name_any() };
+pub(super) async fn reconcile(
+    object: Arc<DeserializeGuard<VirtualCluster>>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
+    let key = TenantKey {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+    };
     let api = Api::<VirtualCluster>::namespaced(context.kubernetes.client(), &key.namespace);
     let Some(vc) = context.kubernetes.get(&api, &key.name).await? else {
         context.forget(&key);
@@ -52,20 +61,29 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
     }
     let vc = ensure_finalizer(context, vc).await?;
     match vc.phase() {
-        "" | phase::PENDING | phase::ERROR => provisioning::reconcile(context, key, vc).await,
+        "" | phase::PENDING | phase::ERROR => Box::pin(provisioning::reconcile(context, key, vc)).await,
         phase::RUNNING => {
             context.starting.give_back(key, Instant::now());
             let under_way = vc.status.as_ref().is_some_and(|status| status.upgrade.is_some());
-            let gate = context.config.features.enabled(Feature::ClusterVersionPartialUpgrade);
+            let gate = context
+                .config
+                .features
+                .enabled(Feature::ClusterVersionPartialUpgrade);
             if gate && (under_way || vc.opted_in()) {
-                return upgrade::reconcile(context, key, vc).await;
+                return Box::pin(upgrade::reconcile(context, key, vc)).await;
             }
             context.upgrading.give_back(key, Instant::now());
+            if gate && vc.label(labels::CLUSTER_VERSION_APPLIED).is_none() {
+                // The manager ended, or met a conflict, between the last two writes of provisioning.
+                provisioning::record_applied(context, &vc).await?;
+            }
             Ok(Next::Nothing)
         }
         // Nobody but a person writes another phase; the Go manager failed on it for ever.
         other => {
-            let note = format!("phase {other:?} is not known to this manager; set status.phase to Running or Pending");
+            let note = format!(
+                "phase {other:?} is not known to this manager; set status.phase to Running or Pending"
+            );
             context.events.warning(&vc, "UnknownPhase", "Reconcile", note);
             Ok(Next::Nothing)
         }
@@ -74,7 +92,10 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
 
 async fn ensure_finalizer(context: &Context, vc: VirtualCluster) -> Result<VirtualCluster, Error> {
     let mut finalizers = vc.finalizers().to_vec();
-    if finalizers.iter().any(|finalizer| finalizer == labels::VIRTUAL_CLUSTER_FINALIZER) {
+    if finalizers
+        .iter()
+        .any(|finalizer| finalizer == labels::VIRTUAL_CLUSTER_FINALIZER)
+    {
         return Ok(vc);
     }
     finalizers.push(labels::VIRTUAL_CLUSTER_FINALIZER.into());
@@ -82,9 +103,17 @@ async fn ensure_finalizer(context: &Context, vc: VirtualCluster) -> Result<Virtu
 }
 
 /// Merges `change` into the metadata of `vc`; a conflict if anyone wrote it since it was read.
-pub(super) async fn set_metadata(context: &Context, vc: &VirtualCluster, change: &serde_json::Value) -> Result<VirtualCluster, Error> {
-    let api = Api::<VirtualCluster>::namespaced(context.kubernetes.client(), &vc.namespace().unwrap_or_default());
+pub(super) async fn set_metadata(
+    context: &Context,
+    vc: &VirtualCluster,
+    change: &serde_json::Value,
+) -> Result<VirtualCluster, Error> {
+    let api =
+        Api::<VirtualCluster>::namespaced(context.kubernetes.client(), &vc.namespace().unwrap_or_default());
     let mut metadata = change.clone();
     metadata["resourceVersion"] = unchanged_since(&vc.metadata);
-    context.kubernetes.merge(&api, &vc.name_any(), &json!({"metadata": metadata})).await
+    context
+        .kubernetes
+        .merge(&api, &vc.name_any(), &json!({"metadata": metadata}))
+        .await
 }

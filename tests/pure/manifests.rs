@@ -19,16 +19,37 @@ fn the_definitions_say_what_they_must() {
     let [cluster_version, virtual_cluster] = vc_manager::api::crd::crds();
     for crd in [&cluster_version, &virtual_cluster] {
         let version = &crd.spec.versions[0];
-        assert_eq!((crd.spec.group.as_str(), version.name.as_str()), ("tenancy.x-k8s.io", "v1alpha1"));
+        assert_eq!(
+            (crd.spec.group.as_str(), version.name.as_str()),
+            ("tenancy.x-k8s.io", "v1alpha1")
+        );
         assert!(version.served && version.storage);
-        assert!(version.subresources.as_ref().is_some_and(|sub| sub.status.is_some()));
-        let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
-        assert_eq!(schema.and_then(|schema| schema.required.as_ref()), None, "stored objects without a spec stay valid");
+        assert!(
+            version
+                .subresources
+                .as_ref()
+                .is_some_and(|sub| sub.status.is_some())
+        );
+        let schema = version
+            .schema
+            .as_ref()
+            .and_then(|schema| schema.open_api_v3_schema.as_ref());
+        assert_eq!(
+            schema.and_then(|schema| schema.required.as_ref()),
+            None,
+            "stored objects without a spec stay valid"
+        );
     }
     assert_eq!(cluster_version.spec.scope, "Cluster");
-    assert_eq!(cluster_version.spec.names.short_names, Some(vec!["cv".to_owned()]));
+    assert_eq!(
+        cluster_version.spec.names.short_names,
+        Some(vec!["cv".to_owned()])
+    );
     assert_eq!(virtual_cluster.spec.scope, "Namespaced");
-    assert_eq!(virtual_cluster.spec.names.short_names, Some(vec!["vc".to_owned()]));
+    assert_eq!(
+        virtual_cluster.spec.names.short_names,
+        Some(vec!["vc".to_owned()])
+    );
     let columns: Vec<_> = virtual_cluster.spec.versions[0]
         .additional_printer_columns
         .iter()

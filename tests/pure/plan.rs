@@ -21,7 +21,11 @@ use crate::{
 const PASSES: usize = 40;
 
 fn goal<'a>(tenant: &'a Tenant, template: &'a Template) -> Goal<'a> {
-    Goal { tenant, template, super_cluster_labelling: false }
+    Goal {
+        tenant,
+        template,
+        super_cluster_labelling: false,
+    }
 }
 
 /// Provisions until done; checks the order on the way.
@@ -30,7 +34,11 @@ fn provision(world: &mut World, template: &Template) {
     let goal = goal(&tenant, template);
     for _ in 0..PASSES {
         let plan = plan::provision(&goal, &world.observed, true, now());
-        assert_eq!(plan, plan::provision(&goal, &world.observed, true, now()), "the same observation, the same plan");
+        assert_eq!(
+            plan,
+            plan::provision(&goal, &world.observed, true, now()),
+            "the same observation, the same plan"
+        );
         match plan {
             Plan::Do(effects) => {
                 assert!(!effects.is_empty(), "a plan to do nothing would be made for ever");
@@ -42,7 +50,10 @@ fn provision(world: &mut World, template: &Template) {
             Plan::Wait(wait) => world.roll_out(wait.component.expect("its turn has come")),
             Plan::Blocked(why) => panic!("blocked: {why}"),
             Plan::Done => {
-                for component in Component::ALL.into_iter().filter(|component| template.bundle(*component).is_some()) {
+                for component in Component::ALL
+                    .into_iter()
+                    .filter(|component| template.bundle(*component).is_some())
+                {
                     assert!(rolled_out(world, component), "{component}");
                 }
                 return;
@@ -64,16 +75,27 @@ fn check_order(world: &World, effect: &Effect) {
         Effect::CreateNamespace(_) => {}
         Effect::Issue { .. } => {
             assert!(observed.namespace.is_some());
-            assert!(observed.services.contains_key("apiserver-svc"), "its address goes into the certificate");
+            assert!(
+                observed.services.contains_key("apiserver-svc"),
+                "its address goes into the certificate"
+            );
         }
         Effect::Apply(object) if object.kind == Kind::StatefulSet => {
-            assert!(TenantSecret::ALL.iter().all(|secret| observed.secrets.contains_key(secret.name())));
+            assert!(
+                TenantSecret::ALL
+                    .iter()
+                    .all(|secret| observed.secrets.contains_key(secret.name()))
+            );
             if object.component >= Component::ApiServer && observed.stateful_sets.contains_key("etcd") {
                 assert!(rolled_out(world, Component::Etcd));
             }
             if object.component == Component::ControllerManager {
                 assert!(rolled_out(world, Component::ApiServer));
-                assert_eq!(observed.answer, Some(Answer::Ready), "not before the apiserver answers");
+                assert_eq!(
+                    observed.answer,
+                    Some(Answer::Ready),
+                    "not before the apiserver answers"
+                );
             }
         }
         Effect::Apply(_) | Effect::DeletePod(_) | Effect::MakeRoom(_) => {}
@@ -116,10 +138,12 @@ fn edited(change: impl FnOnce(&mut Value)) -> Template {
 fn newer() -> Template {
     edited(|content| {
         for pointer in ["apiServer", "controllerManager"] {
-            content[pointer]["statefulset"]["spec"]["template"]["spec"]["containers"][0]["image"] = "example.com/new:v1.35.4".into();
+            content[pointer]["statefulset"]["spec"]["template"]["spec"]["containers"][0]["image"] =
+                "example.com/new:v1.35.4".into();
         }
         // A new etcd is in the revision as well: an upgrade must not care.
-        content["etcd"]["statefulset"]["spec"]["template"]["spec"]["containers"][0]["image"] = "example.com/etcd:9".into();
+        content["etcd"]["statefulset"]["spec"]["template"]["spec"]["containers"][0]["image"] =
+            "example.com/etcd:9".into();
         content["etcd"]["service"]["metadata"]["labels"] = serde_json::json!({"new": "label"});
     })
 }
@@ -158,7 +182,15 @@ fn a_node_port_service_goes_after_its_stateful_set() {
     let names: Vec<_> = world.log.iter().map(name).collect();
     assert_eq!(names[0], "namespace");
     assert!(names[1].starts_with("issue"));
-    assert_eq!(names[2..6], ["StatefulSet etcd", "Service etcd", "StatefulSet apiserver", "Service apiserver-svc"]);
+    assert_eq!(
+        names[2..6],
+        [
+            "StatefulSet etcd",
+            "Service etcd",
+            "StatefulSet apiserver",
+            "Service apiserver-svc"
+        ]
+    );
 }
 
 #[test]
@@ -171,7 +203,9 @@ fn only_pods_wait_for_their_turn() {
     }
     assert!(world.observed.stateful_sets.is_empty());
     assert_eq!(world.observed.secrets.len(), 7);
-    let Plan::Wait(wait) = plan::provision(&goal, &world.observed, false, now()) else { panic!("it waits") };
+    let Plan::Wait(wait) = plan::provision(&goal, &world.observed, false, now()) else {
+        panic!("it waits")
+    };
     assert_eq!(wait.component, None);
 }
 
@@ -179,7 +213,10 @@ fn only_pods_wait_for_their_turn() {
 fn an_upgrade_refreshes_leaves_and_touches_neither_etcd_nor_the_roots() {
     let mut world = World::default();
     provision(&mut world, &template());
-    let etcd = (world.observed.stateful_sets["etcd"].clone(), world.observed.services["etcd"].clone());
+    let etcd = (
+        world.observed.stateful_sets["etcd"].clone(),
+        world.observed.services["etcd"].clone(),
+    );
     let names: Vec<_> = upgrade(&mut world, &newer(), "r2@t").iter().map(name).collect();
     assert_eq!(
         names,
@@ -189,14 +226,22 @@ fn an_upgrade_refreshes_leaves_and_touches_neither_etcd_nor_the_roots() {
             "StatefulSet controller-manager",
         ]
     );
-    assert_eq!(etcd, (world.observed.stateful_sets["etcd"].clone(), world.observed.services["etcd"].clone()));
+    assert_eq!(
+        etcd,
+        (
+            world.observed.stateful_sets["etcd"].clone(),
+            world.observed.services["etcd"].clone()
+        )
+    );
 }
 
 #[test]
 fn an_edit_of_a_service_writes_the_service() {
     let mut world = World::default();
     provision(&mut world, &template());
-    let service = edited(|content| content["apiServer"]["service"]["metadata"]["labels"] = serde_json::json!({"new": "label"}));
+    let service = edited(|content| {
+        content["apiServer"]["service"]["metadata"]["labels"] = serde_json::json!({"new": "label"})
+    });
     let names: Vec<_> = upgrade(&mut world, &service, "r2@t").iter().map(name).collect();
     assert_eq!(names[0], "Service apiserver-svc");
 }
@@ -204,7 +249,10 @@ fn an_edit_of_a_service_writes_the_service() {
 #[test]
 fn without_a_controller_manager() {
     let without = edited(|content| {
-        content.as_object_mut().expect("an object").remove("controllerManager");
+        content
+            .as_object_mut()
+            .expect("an object")
+            .remove("controllerManager");
     });
     let mut world = World::default();
     provision(&mut world, &without);
@@ -227,7 +275,9 @@ fn lost_roots_are_not_made_anew() {
             plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
             plan::preflight(&goal, &world.observed, false, now()),
         ] {
-            let Plan::Blocked(why) = plan else { panic!("{lost} is lost, yet {plan:?}") };
+            let Plan::Blocked(why) = plan else {
+                panic!("{lost} is lost, yet {plan:?}")
+            };
             assert!(why.contains(lost.name()), "{why}");
         }
     }
@@ -239,8 +289,14 @@ fn another_ones_namespace_is_left_alone() {
     let goal = goal(&tenant, &template);
     let mut world = World::default();
     provision(&mut world, &template);
-    let annotations = world.observed.namespace.as_mut().and_then(|namespace| namespace.metadata.annotations.as_mut());
-    annotations.expect("annotations").insert("tenancy.x-k8s.io/vcuid".into(), "another".into());
+    let annotations = world
+        .observed
+        .namespace
+        .as_mut()
+        .and_then(|namespace| namespace.metadata.annotations.as_mut());
+    annotations
+        .expect("annotations")
+        .insert("tenancy.x-k8s.io/vcuid".into(), "another".into());
     for plan in [
         plan::provision(&goal, &world.observed, true, now()),
         plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
@@ -260,17 +316,34 @@ fn preflight_wants_a_healthy_tenant_unless_the_last_upgrade_broke_it() {
 
     for component in Component::ALL {
         let mut world = whole.clone();
-        let set = world.observed.stateful_sets.get_mut(component.name()).expect("provisioned");
+        let set = world
+            .observed
+            .stateful_sets
+            .get_mut(component.name())
+            .expect("provisioned");
         set.status.as_mut().expect("a status").ready_replicas = Some(0);
-        assert!(matches!(plan::preflight(&goal, &world.observed, false, now()), Plan::Wait(_)), "{component}");
+        assert!(
+            matches!(
+                plan::preflight(&goal, &world.observed, false, now()),
+                Plan::Wait(_)
+            ),
+            "{component}"
+        );
         let repairs = plan::preflight(&goal, &world.observed, true, now());
         // Nothing is upgraded over an etcd that is not healthy.
-        assert_eq!(matches!(repairs, Plan::Wait(_)), component == Component::Etcd, "{component}: {repairs:?}");
+        assert_eq!(
+            matches!(repairs, Plan::Wait(_)),
+            component == Component::Etcd,
+            "{component}: {repairs:?}"
+        );
     }
 
     let mut world = whole.clone();
     world.observed.answer = Some(Answer::NotReady("no".into()));
-    assert!(matches!(plan::preflight(&goal, &world.observed, false, now()), Plan::Wait(_)));
+    assert!(matches!(
+        plan::preflight(&goal, &world.observed, false, now()),
+        Plan::Wait(_)
+    ));
 }
 
 #[test]
@@ -282,11 +355,16 @@ fn the_gate_asks_the_tenant() {
     upgrade(&mut world, &template, "r2@t");
     world.observed.answer = Some(Answer::NotReady("401".into()));
     for step in [UpgradeStep::ApiServer, UpgradeStep::ControllerManager] {
-        let Plan::Wait(wait) = plan::upgrade(&goal, &world.observed, step, "r2@t", now()) else { panic!("it waits") };
+        let Plan::Wait(wait) = plan::upgrade(&goal, &world.observed, step, "r2@t", now()) else {
+            panic!("it waits")
+        };
         assert!(wait.message.contains("401") && !wait.watched);
     }
     world.observed.answer = Some(Answer::NotAsked);
-    assert_eq!(plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()), Plan::Done);
+    assert_eq!(
+        plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
+        Plan::Done
+    );
 }
 
 #[test]
@@ -296,7 +374,10 @@ fn a_stuck_pod_of_an_older_revision_is_removed_and_one_of_the_newest_is_not() {
     let mut world = World::default();
     provision(&mut world, &template);
     upgrade(&mut world, &template, "r2@t");
-    let newest = world.observed.stateful_sets["apiserver"].status.as_ref().and_then(|status| status.update_revision.clone());
+    let newest = world.observed.stateful_sets["apiserver"]
+        .status
+        .as_ref()
+        .and_then(|status| status.update_revision.clone());
 
     let mut of_newest = world.clone();
     of_newest.break_pod(Component::ApiServer, &newest.expect("rolled out"));
@@ -304,7 +385,10 @@ fn a_stuck_pod_of_an_older_revision_is_removed_and_one_of_the_newest_is_not() {
     assert!(!matches!(plan, Plan::Do(_)), "{plan:?}");
 
     world.break_pod(Component::ApiServer, "apiserver-older");
-    let Plan::Do(effects) = plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()) else { panic!("it acts") };
+    let Plan::Do(effects) = plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now())
+    else {
+        panic!("it acts")
+    };
     assert!(matches!(&effects[..], [Effect::DeletePod(pod)] if pod.uid == "apiserver-apiserver-older"));
 }
 
@@ -315,11 +399,22 @@ fn room_is_made_for_the_successor_of_a_deaf_apiserver() {
     let mut world = World::default();
     provision(&mut world, &template);
     upgrade(&mut world, &template, "r2@t");
-    world.observed.deaf = vec![Deaf { pod: "apiserver-0".into(), uid: "u".into() }];
+    world.observed.deaf = vec![Deaf {
+        pod: "apiserver-0".into(),
+        uid: "u".into(),
+    }];
     let act = |world: &World| plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now());
-    assert_eq!(act(&world), Plan::Do(vec![Effect::MakeRoom(world.observed.deaf[0].clone())]));
+    assert_eq!(
+        act(&world),
+        Plan::Do(vec![Effect::MakeRoom(world.observed.deaf[0].clone())])
+    );
 
-    let set = world.observed.stateful_sets.get_mut("apiserver").and_then(|set| set.spec.as_mut()).expect("a spec");
+    let set = world
+        .observed
+        .stateful_sets
+        .get_mut("apiserver")
+        .and_then(|set| set.spec.as_mut())
+        .expect("a spec");
     set.volume_claim_templates = Some(vec![Default::default()]);
     assert_eq!(act(&world), Plan::Done, "two pods cannot mount its volume");
 }

@@ -20,7 +20,10 @@ fn secrets() -> BTreeMap<String, Secret> {
             BTreeMap::from([("tls.crt", "certificate"), ("tls.key", "key")])
         };
         let value = render::secret(which, &tenant(), &data, None);
-        (which.name().to_owned(), serde_json::from_value(value).expect("a Secret"))
+        (
+            which.name().to_owned(),
+            serde_json::from_value(value).expect("a Secret"),
+        )
     };
     TenantSecret::ALL.into_iter().map(secret).collect()
 }
@@ -28,7 +31,8 @@ fn secrets() -> BTreeMap<String, Secret> {
 #[test]
 fn stateful_sets() {
     for component in Component::ALL {
-        let set = render::stateful_set(&template(), component, &tenant(), &secrets()).expect("in the template");
+        let set =
+            render::stateful_set(&template(), component, &tenant(), &secrets()).expect("in the template");
         assert_eq!(set.hash().len(), 64);
         insta::assert_yaml_snapshot!(format!("statefulset-{component}"), set.value);
     }
@@ -49,7 +53,10 @@ fn namespace_and_secrets() {
     insta::assert_yaml_snapshot!("namespace-labelled", render::namespace(&tenant(), true));
     for which in [TenantSecret::ApiServer, TenantSecret::AdminKubeconfig] {
         let data = BTreeMap::from([("tls.crt", "certificate")]);
-        insta::assert_yaml_snapshot!(format!("secret-{which}"), render::secret(which, &tenant(), &data, Some("r2@then")));
+        insta::assert_yaml_snapshot!(
+            format!("secret-{which}"),
+            render::secret(which, &tenant(), &data, Some("r2@then"))
+        );
     }
 }
 
@@ -75,7 +82,10 @@ fn pods_are_replaced_exactly_when_what_they_read_has_changed() {
     let before = secrets();
     for which in TenantSecret::ALL {
         let mut after = before.clone();
-        let data = after.get_mut(which.name()).and_then(|secret| secret.data.as_mut()).expect("data");
+        let data = after
+            .get_mut(which.name())
+            .and_then(|secret| secret.data.as_mut())
+            .expect("data");
         for value in data.values_mut() {
             value.0.extend(b" renewed");
         }
@@ -83,7 +93,10 @@ fn pods_are_replaced_exactly_when_what_they_read_has_changed() {
         assert!(!replaced(Component::Etcd), "{which}");
         let read_by_apiserver = matches!(
             which,
-            TenantSecret::RootCa | TenantSecret::ApiServer | TenantSecret::FrontProxy | TenantSecret::ServiceAccount
+            TenantSecret::RootCa
+                | TenantSecret::ApiServer
+                | TenantSecret::FrontProxy
+                | TenantSecret::ServiceAccount
         );
         assert_eq!(replaced(Component::ApiServer), read_by_apiserver, "{which}");
     }
@@ -91,9 +104,13 @@ fn pods_are_replaced_exactly_when_what_they_read_has_changed() {
 
 #[test]
 fn unknown_fields_nulls_and_big_integers_travel() {
-    let set = render::stateful_set(&template(), Component::ApiServer, &tenant(), &secrets()).expect("in the template");
+    let set = render::stateful_set(&template(), Component::ApiServer, &tenant(), &secrets())
+        .expect("in the template");
     let container = set.value.pointer("/spec/template/spec/containers/0/futureField");
-    assert_eq!(container, Some(&json!({"big": 9_007_199_254_740_993_i64, "nothing": null})));
+    assert_eq!(
+        container,
+        Some(&json!({"big": 9_007_199_254_740_993_i64, "nothing": null}))
+    );
 }
 
 #[test]
@@ -106,7 +123,8 @@ fn no_private_key_feeds_a_rendering() {
         }
     }
     for component in Component::ALL {
-        let set = |secrets| render::stateful_set(&template(), component, &tenant(), secrets).map(|set| set.value);
+        let set =
+            |secrets| render::stateful_set(&template(), component, &tenant(), secrets).map(|set| set.value);
         assert_eq!(set(&before), set(&after));
     }
 }

@@ -32,14 +32,24 @@ impl World {
         self.log.push(effect.clone());
         match effect {
             Effect::CreateNamespace(value) => {
-                self.observed.namespace = Some(serde_json::from_value::<Namespace>(value.clone()).expect("a Namespace"));
+                self.observed.namespace =
+                    Some(serde_json::from_value::<Namespace>(value.clone()).expect("a Namespace"));
             }
             Effect::Issue { secrets, attempt } => {
                 for which in secrets {
                     *self.issued.entry(*which).or_default() += 1;
                     let text = format!("{which} no. {}", self.issued[which]);
-                    let key = if which.is_kubeconfig() { which.name() } else { "tls.crt" };
-                    let value = render::secret(*which, &tenant(), &BTreeMap::from([(key, text.as_str())]), attempt.as_deref());
+                    let key = if which.is_kubeconfig() {
+                        which.name()
+                    } else {
+                        "tls.crt"
+                    };
+                    let value = render::secret(
+                        *which,
+                        &tenant(),
+                        &BTreeMap::from([(key, text.as_str())]),
+                        attempt.as_deref(),
+                    );
                     let secret: Secret = serde_json::from_value(value).expect("a Secret");
                     self.observed.secrets.insert(which.name().into(), secret);
                 }
@@ -52,13 +62,17 @@ impl World {
                 self.observed.services.insert(object.name.clone(), service);
             }
             Effect::Apply(object) => {
-                let mut set: StatefulSet = serde_json::from_value(object.value.clone()).expect("a StatefulSet");
+                let mut set: StatefulSet =
+                    serde_json::from_value(object.value.clone()).expect("a StatefulSet");
                 let old = self.observed.stateful_sets.get(&object.name);
                 set.metadata.generation = Some(old.and_then(|old| old.metadata.generation).unwrap_or(0) + 1);
                 set.status = old.and_then(|old| old.status.clone());
                 self.observed.stateful_sets.insert(object.name.clone(), set);
             }
-            Effect::DeletePod(pod) => self.observed.pods.retain(|known| known.metadata.uid.as_ref() != Some(&pod.uid)),
+            Effect::DeletePod(pod) => self
+                .observed
+                .pods
+                .retain(|known| known.metadata.uid.as_ref() != Some(&pod.uid)),
             Effect::MakeRoom(pod) => self.observed.deaf.retain(|known| known != pod),
         }
         self.answer();
@@ -96,6 +110,8 @@ impl World {
     /// The tenant answers once its apiserver has rolled out.
     fn answer(&mut self) {
         let apiserver = self.observed.stateful_sets.get(Component::ApiServer.name());
-        self.observed.answer = apiserver.filter(|set| rollout::pending(set).is_none()).map(|_| Answer::Ready);
+        self.observed.answer = apiserver
+            .filter(|set| rollout::pending(set).is_none())
+            .map(|_| Answer::Ready);
     }
 }

@@ -113,9 +113,16 @@ pub fn stateful_set(
     let bundle = template.bundle(component)?;
     let value = match component {
         Component::Etcd => stateful_set::etcd(bundle, template.etcd_service.as_deref()?, tenant),
-        Component::ApiServer | Component::ControllerManager => stateful_set::with_hashes(bundle, tenant, secrets),
+        Component::ApiServer | Component::ControllerManager => {
+            stateful_set::with_hashes(bundle, tenant, secrets)
+        }
     };
-    Some(rendered(Kind::StatefulSet, bundle, &bundle.stateful_set_name, value))
+    Some(rendered(
+        Kind::StatefulSet,
+        bundle,
+        &bundle.stateful_set_name,
+        value,
+    ))
 }
 
 /// The Service of `component`, if the revision has one.
@@ -123,7 +130,10 @@ pub fn stateful_set(
 pub fn service(template: &Template, component: Component, tenant: &Tenant) -> Option<Rendered> {
     let bundle = template.bundle(component)?;
     let value = service::service(bundle.service.as_ref()?, tenant);
-    let name = value.pointer("/metadata/name").and_then(Value::as_str)?.to_owned();
+    let name = value
+        .pointer("/metadata/name")
+        .and_then(Value::as_str)?
+        .to_owned();
     Some(rendered(Kind::Service, bundle, &name, value))
 }
 

@@ -89,12 +89,26 @@ impl fmt::Display for TenantSecret {
 
 /// The Secret that holds `data` (text by key). `attempt` is the upgrade it is issued for, if any.
 #[must_use]
-pub fn secret(which: TenantSecret, tenant: &Tenant, data: &BTreeMap<&str, &str>, attempt: Option<&str>) -> Value {
-    let kind = if which.is_kubeconfig() { "Opaque" } else { "kubernetes.io/tls" };
+pub fn secret(
+    which: TenantSecret,
+    tenant: &Tenant,
+    data: &BTreeMap<&str, &str>,
+    attempt: Option<&str>,
+) -> Value {
+    let kind = if which.is_kubeconfig() {
+        "Opaque"
+    } else {
+        "kubernetes.io/tls"
+    };
     // `data`, not `stringData`: the latter is write-only, so that server-side apply would not own the keys.
     let data: serde_json::Map<_, _> = data
         .iter()
-        .map(|(key, text)| ((*key).to_owned(), json!(k8s_openapi::ByteString(text.as_bytes().to_vec()))))
+        .map(|(key, text)| {
+            (
+                (*key).to_owned(),
+                json!(k8s_openapi::ByteString(text.as_bytes().to_vec())),
+            )
+        })
         .collect();
     let mut secret = json!({
         "apiVersion": "v1",

@@ -41,7 +41,8 @@ pub(super) fn with_hashes(bundle: &Bundle, tenant: &Tenant, secrets: &BTreeMap<S
     for name in hashed(bundle.component).iter().map(|secret| secret.name()) {
         if let Some(secret) = secrets.get(name) {
             // What cannot be read is hashed as such: it changes once it is repaired.
-            let hash = pki::hash::annotation_hash(name, &secret::data_of(secret)).unwrap_or_else(|_| "unreadable".into());
+            let hash = pki::hash::annotation_hash(name, &secret::data_of(secret))
+                .unwrap_or_else(|_| "unreadable".into());
             annotations.insert(format!("{name}-hash"), hash.into());
         }
     }

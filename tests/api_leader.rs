@@ -1,0 +1,283 @@
+//! The program itself, as processes: two replicas and the Lease, and the flags it is started with.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    missing_docs,
+    reason = "tests may fail loudly"
+)]
+
+mod support;
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use support::{ApiServer, Driver, PATIENCE, Scope, eventually, templates};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_vc-manager");
+/// How long a Lease is good for without being renewed.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// A running vc-manager. Dropping it kills it.
+struct Replica {
+    child: Child,
+    health: u16,
+    metrics: u16,
+    log: PathBuf,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+impl Replica {
+    /// Starts one with the given flags and those that keep it to free ports of loopback.
+    fn start(server: &ApiServer, name: &str, flags: &[&str]) -> Self {
+        let kubeconfig = server.dir().join(format!("{name}.kubeconfig"));
+        fs::write(&kubeconfig, server.kubeconfig(name, Some("system:masters"))).unwrap();
+        let log = server.dir().join(format!("{name}.log"));
+        let (health, metrics, https) = (free_port(), free_port(), free_port());
+        let child = Command::new(PROGRAM)
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .arg("--feature-gates=ClusterVersionPartialUpgrade=true")
+            // There are no tenants to ask.
+            .arg("--tenant-probe=false")
+            .arg(format!("--metrics-addr=127.0.0.1:{metrics}"))
+            .arg(format!("--health-addr=127.0.0.1:{health}"))
+            .arg(format!("--https-addr=127.0.0.1:{https}"))
+            .args(flags)
+            .env_remove("KUBERNETES_SERVICE_HOST")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            health,
+            metrics,
+            log,
+        }
+    }
+
+    /// Status code and body of a GET on loopback; nothing when nobody listens.
+    async fn get(port: u16, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        let code = answer.split(' ').nth(1)?.parse().ok()?;
+        Some((code, answer.split_once("\r\n\r\n")?.1.to_owned()))
+    }
+
+    async fn ready(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if matches!(Self::get(self.health, "/readyz").await, Some((200, _))) {
+                return;
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "{ended:?}: {}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn metrics(&self) -> String {
+        Self::get(self.metrics, "/metrics")
+            .await
+            .map(|(_, body)| body)
+            .unwrap_or_default()
+    }
+
+    async fn leads(&self) -> bool {
+        self.metrics()
+            .await
+            .lines()
+            .any(|line| line == "vc_manager_leader 1")
+    }
+
+    async fn has_worked(&self) -> bool {
+        self.metrics().await.contains("vc_manager_reconcile_total{")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    async fn terminate(&mut self) -> ExitStatus {
+        let sent = Command::new("kill")
+            .arg("-TERM")
+            .arg(self.child.id().to_string())
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        eventually("the process to end", async || self.child.try_wait().unwrap()).await
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            println!("--- {}\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+async fn holder(scope: &Scope) -> Option<String> {
+    let lease = scope
+        .api::<Lease>("leader")
+        .get_opt("vc-manager-leaderelection-lock")
+        .await
+        .unwrap()?;
+    lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_two_replicas_works_and_the_other_takes_over() {
+    let scope = Scope::new("leader").await;
+    let _driver = Driver::start(&scope).await;
+    let server = scope.server;
+    let mut first = Replica::start(server, "first", &["--namespace=leader"]);
+    first.ready().await;
+    eventually("the first to lead", async || first.leads().await.then_some(())).await;
+    let mut second = Replica::start(server, "second", &["--namespace=leader"]);
+    second.ready().await;
+    scope
+        .create_cluster_version("leader", templates::full("ClusterIP"))
+        .await;
+    scope.provision("one").await;
+    assert!(first.has_worked().await && !second.leads().await && !second.has_worked().await);
+    let of_first = holder(&scope).await.unwrap();
+
+    // A clean end hands the Lease over at once.
+    let ended = Instant::now();
+    assert!(first.terminate().await.success(), "{}", first.log());
+    eventually("the second to lead", async || second.leads().await.then_some(())).await;
+    assert!(
+        ended.elapsed() < Duration::from_secs(12),
+        "it took {:?}: the Lease was not released",
+        ended.elapsed()
+    );
+    let of_second = holder(&scope).await.unwrap();
+    assert_ne!(of_first, of_second);
+    scope.edit(|content| templates::verbosity(content, 3)).await;
+    scope.upgrade("one").await;
+    assert!(second.has_worked().await);
+
+    // A killed leader cannot: its Lease has to run out, and not before that does another one act.
+    let mut third = Replica::start(server, "third", &["--namespace=leader"]);
+    third.ready().await;
+    second.child.kill().unwrap();
+    let killed = Instant::now();
+    scope.edit(|content| templates::verbosity(content, 4)).await;
+    scope.opt_in("one").await;
+    eventually("the third to lead", async || third.leads().await.then_some(())).await;
+    let took = killed.elapsed();
+    assert!(took > LEASE / 3 && took < LEASE * 2, "it took {took:?}");
+    assert_ne!(holder(&scope).await, Some(of_second));
+    scope
+        .ended_with("one", "TenantControlPlaneUpgradeCompleted")
+        .await;
+}
+
+/// The very command line for a manager outside its cluster. It watches the whole server, so the tenants of this
+/// binary's other tests are not its own: it is given another server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_runs_outside_the_cluster_without_an_election() {
+    let server = tokio::task::spawn_blocking(|| {
+        let server = ApiServer::start();
+        server.install(&vc_manager::api::crd::crds());
+        server
+    })
+    .await
+    .unwrap();
+    let mut replica = Replica::start(&server, "outside", &["-leader-election=false"]);
+    replica.ready().await;
+    for path in ["/healthz", "/livez"] {
+        assert_eq!(Replica::get(replica.health, path).await.unwrap().0, 200, "{path}");
+    }
+    eventually("the loop to run", async || replica.leads().await.then_some(())).await;
+    assert!(replica.terminate().await.success(), "{}", replica.log());
+}
+
+#[test]
+fn a_wrong_command_line_is_one_clear_line() {
+    for (flags, code, words) in [
+        (
+            &["--feature-gates=Nope=true"][..],
+            1,
+            "unrecognized feature-gate key: Nope",
+        ),
+        (
+            &["--feature-gates=ClusterVersionPartialUpgrade=perhaps"],
+            2,
+            "feature-gates",
+        ),
+        (&["--provisioner=capi"], 1, "not implemented"),
+        (&["--provisioner=aliyun"], 1, "not implemented"),
+        (&["--provisioner=other"], 1, "virtualcluster provisioner missing"),
+        (&["--no-such-flag"], 2, "no-such-flag"),
+        (
+            &[
+                "--kubeconfig=/nonexistent/kubeconfig",
+                "--health-addr=0",
+                "--https-addr=0",
+            ],
+            1,
+            "/nonexistent/kubeconfig",
+        ),
+    ] {
+        let output = Command::new(PROGRAM)
+            .args(flags)
+            .env_remove("KUBECONFIG")
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{flags:?}: {said}");
+        assert!(said.contains(words), "{flags:?}: {said}");
+        if !flags[0].starts_with("--kubeconfig") {
+            assert_eq!(said.trim_end().lines().count(), 1, "{flags:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn it_prints_what_it_is_asked_for() {
+    let version = Command::new(PROGRAM).arg("-version").output().unwrap();
+    assert!(version.status.success());
+    assert!(
+        String::from_utf8(version.stdout)
+            .unwrap()
+            .starts_with("VirtualCluster ")
+    );
+    let definitions = Command::new(PROGRAM).arg("crds").output().unwrap();
+    assert!(definitions.status.success());
+    assert_eq!(
+        String::from_utf8(definitions.stdout).unwrap(),
+        vc_manager::api::crds_yaml().unwrap()
+    );
+}
