@@ -216,7 +216,7 @@ say "" "all are Running after $((($(now) - since) / 1000)) s"
 # --- Access -----------------------------------------------------------------------------
 
 step "Using them: a ConfigMap and a ServiceAccount token in each"
-declare -A root version_before etcd_before pods_before token_user data probe_pid version_after
+declare -A root forward_port version_before etcd_before pods_before token_user data probe_pid version_after
 for tenant in "${tenants[@]}"; do
   root[$tenant]=$(root_of "$DEMO_NAMESPACE" "$tenant")
   write_kubeconfig "$DEMO_NAMESPACE" "$tenant" "$DEMO_STATE/$tenant.kubeconfig"
@@ -230,9 +230,11 @@ if [ -z "${DEMO_REACH:-}" ] && http_ok --cacert "$DEMO_STATE/${tenants[0]}/ca.cr
 if [ "$reach" = forward ]; then
   say "" "$server is not reachable from here: going through the API server"
   base=${DEMO_PORT:-27440}
-  background "$KUBECTL" proxy --port="$base"
+  forwarded=0
+  background "$KUBECTL" proxy --port="$base" >/dev/null
   for tenant in "${tenants[@]}"; do
     port=$((++forwarded + base))
+    forward_port[$tenant]=$port
     background "$VCM_CLUSTER_DIR/demo/forward.sh" "$KUBECTL" "${root[$tenant]}" "$port"
     for setting in "server https://127.0.0.1:$port" "tls-server-name kubernetes.default.svc"; do
       "$KUBECTL" --kubeconfig "$DEMO_STATE/$tenant.kubeconfig" config set "clusters.$tenant.${setting% *}" "${setting#* }" >/dev/null
@@ -375,6 +377,11 @@ else
   echo "NOT as promised: $broken, marked with (!)."
 fi
 
+forward=
+if [ "$reach" = forward ]; then
+  forward="  $(command -v "$KUBECTL") -n ${root[alpha]} port-forward service/apiserver-svc ${forward_port[alpha]}:6443 &
+"
+fi
 down=
 [ "$DEMO_CLUSTER" = ours ] || down=" (removes the demo from your cluster and leaves the rest)"
 cat <<TEXT
@@ -385,7 +392,7 @@ Look around:
   $(command -v "$KUBECTL") -n $DEMO_NAMESPACE describe virtualcluster alpha
   $(command -v "$KUBECTL") -n ${root[alpha]} get pods
 A tenant, as its administrator:
-  $(command -v "$KUBECTL") --kubeconfig $DEMO_STATE/alpha.kubeconfig get configmap demo -o yaml
+$forward  $(command -v "$KUBECTL") --kubeconfig $DEMO_STATE/alpha.kubeconfig get configmap demo -o yaml
 Remove everything$down:
   make down
 TEXT
