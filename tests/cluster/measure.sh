@@ -3,7 +3,7 @@
 # Usage: measure.sh [N]      N tenants at once in the last part (8)
 #   CLUSTER_VERSION=file     the template (charts/samples/clusterversion-1.34.yaml)
 #   MANAGER=path             the program (the one of `make image`); any that takes the same flags, such as the Go one
-#   MANAGER_FLAGS="..."      further flags for it
+#   MANAGER_FLAGS="..."      further flags for it (--https-addr=0, which the Go one does not know, if MANAGER is not set)
 #   IDLE=seconds             how long to listen for requests of an idle manager (60)
 #   CRDS=file                the definitions (this checkout's)
 #   NEXT_CLUSTER_VERSION=f   what the upgrade goes to (default: the same with one flag more, --v=1, for the apiserver)
@@ -20,6 +20,8 @@ unset KUBECONFIG
 count=${1:-8}
 idle=${IDLE:-60}
 template=${CLUSTER_VERSION:-$REPOSITORY/charts/samples/clusterversion-1.34.yaml}
+flags=${MANAGER_FLAGS-}
+[ -n "${MANAGER:-}" ] || flags="--https-addr=0 $flags"
 manager=${MANAGER:-$VCM_CACHE/target/x86_64-unknown-linux-gnu/release/vc-manager}
 namespace=vc-manager-measure
 account=system:serviceaccount:$namespace:manager
@@ -66,11 +68,11 @@ stop_daemon measured-manager TERM 10
 
 kube apply --server-side --force-conflicts -f "${CRDS:-$REPOSITORY/charts/vc-manager/crds/tenancy.x-k8s.io.yaml}" >/dev/null
 kube wait --for=condition=Established crd/virtualclusters.tenancy.x-k8s.io --timeout=60s >/dev/null
-kube create namespace "$namespace" --dry-run=client -o yaml | kube apply -f - >/dev/null
-kube create namespace vc-manager --dry-run=client -o yaml | kube apply -f - >/dev/null
-kube -n "$namespace" create serviceaccount manager --dry-run=client -o yaml | kube apply -f - >/dev/null
+kube create namespace "$namespace" --dry-run=client -o yaml | kube apply --server-side -f - >/dev/null
+kube create namespace vc-manager --dry-run=client -o yaml | kube apply --server-side -f - >/dev/null
+kube -n "$namespace" create serviceaccount manager --dry-run=client -o yaml | kube apply --server-side -f - >/dev/null
 kube create clusterrolebinding "$namespace" --clusterrole=cluster-admin --serviceaccount="$namespace:manager" \
-  --dry-run=client -o yaml | kube apply -f - >/dev/null
+  --dry-run=client -o yaml | kube apply --server-side -f - >/dev/null
 (
   umask 077
   token=$(kube -n "$namespace" create token manager --duration=4h)
@@ -79,7 +81,7 @@ kube create clusterrolebinding "$namespace" --clusterrole=cluster-admin --servic
 : >"$(daemon_log measured-manager)"
 # shellcheck disable=SC2086  # flags, split on purpose
 start_daemon measured-manager "$manager" --kubeconfig="$work/manager.kubeconfig" --leader-election=false \
-  --feature-gates=ClusterVersionPartialUpgrade=true --metrics-addr=127.0.0.1:9111 --health-addr=127.0.0.1:9112 ${MANAGER_FLAGS:-}
+  --feature-gates=ClusterVersionPartialUpgrade=true --metrics-addr=127.0.0.1:9111 --health-addr=127.0.0.1:9112 $flags
 wait_ready measured-manager 30 http_ok http://127.0.0.1:9112/healthz
 pid=$(daemon_pid measured-manager)
 tidy
@@ -149,7 +151,8 @@ said_done() {
   done
 }
 
-# really_done ROOT IMAGE-AND-ARGS: waits until the apiserver runs what was asked for and both sets have rolled out.
+# really_done ROOT ARGS: waits until the apiserver has the arguments asked for and all sets have rolled out. To be
+# asked after said_done: only then the controller-manager's set is known to be the new one.
 really_done() {
   local deadline=$((SECONDS + patience))
   until kube -n "$1" get statefulsets -o json | jq -e --argjson args "$2" '
@@ -163,12 +166,19 @@ really_done() {
 
 seconds_since() { awk -v ms=$(($(now) - $1)) 'BEGIN { printf "%.1f", ms / 1000 }'; }
 
+# edit_to FILE: makes the ClusterVersion say what the file says.
+edit_to() {
+  jq '{spec}' "$1" >"$work/patch.json"
+  kube patch clusterversion "$version" --type=merge --patch-file="$work/patch.json" >/dev/null
+  sleep 2
+}
+
 agree() { kube -n "$namespace" label virtualcluster "$@" tenancy.x-k8s.io/ready-for-upgrade=true >/dev/null; }
 
 rows=()
 # row FIGURE VALUE [GOAL]
 row() {
-  rows+=("$(printf '%-58s %-22s %s' "$1" "$2" "${3:-}")")
+  rows+=("$(printf '%-62s %-22s %s' "$1" "$2" "${3:-}")")
   printf '  %s: %s\n' "$1" "$2"
 }
 cpu_seconds() { awk -v hz="$(getconf CLK_TCK)" '{ sub(/.*\) /, ""); printf "%.1f", ($12 + $13) / hz }' "/proc/$pid/stat"; }
@@ -182,7 +192,8 @@ if [ -n "${NEXT_CLUSTER_VERSION:-}" ]; then
 else
   jq '.spec.apiServer.statefulset.spec.template.spec.containers[0].args += ["--v=1"]' "$work/version.json" >"$work/next.json"
 fi
-next_args=$(jq -c '.spec.apiServer.statefulset.spec.template.spec.containers[0].args' "$work/next.json")
+args_of() { jq -c '.spec.apiServer.statefulset.spec.template.spec.containers[0].args' "$1"; }
+next_args=$(args_of "$work/next.json")
 from=$(here)
 kube create -f "$work/version.json" >/dev/null
 sleep 3
@@ -223,23 +234,15 @@ start_probe "$work/one.probe" --cacert "$work/one/ca.crt" --cert "$work/one/clie
 probe=$!
 sleep 2
 from=$(here)
-jq '{spec}' "$work/next.json" >"$work/patch.json"
-kube patch clusterversion "$version" --type=merge --patch-file="$work/patch.json" >/dev/null
-sleep 2
+edit_to "$work/next.json"
 read -r _ _ _ version_writes _ <<<"$(writes "$from" "$root")"
 from=$(here)
 since=$(now)
 agree one
-(
-  really_done "$root" "$next_args"
-  seconds_since "$since" >"$work/really"
-) &
-really=$!
 said_done one
-said=$(seconds_since "$since")
-wait "$really" || die measure "the upgrade is not really done"
-row "one tenant: upgrade until really done" "$(<"$work/really") s" "18"
-row "one tenant: upgrade until said to be done" "$said s"
+row "one tenant: upgrade until said to be done" "$(seconds_since "$since") s"
+really_done "$root" "$next_args"
+row "one tenant: upgrade until really done" "$(seconds_since "$since") s" "18"
 sleep 3
 end_background "$probe"
 row "upgrade: tenant's API down" "$(downtime "$work/one.probe") s" "11.0"
@@ -278,7 +281,26 @@ if [ "$count" -gt 0 ]; then
   row "manager with $count tenants: RSS now, peak" \
     "$(awk '/VmRSS/ { now = $2 } /VmHWM/ { top = $2 } END { printf "%.1f, %.1f MiB", now / 1024, top / 1024 }' "/proc/$pid/status")" "30"
   row "manager with $count tenants: CPU to provision" "$(awk -v a="$cpu" -v b="$(cpu_seconds)" 'BEGIN { printf "%.1f s", b - a }')"
+
+  # And back to what the ClusterVersion said first.
+  edit_to "$work/version.json"
+  cpu=$(cpu_seconds)
+  from=$(here)
+  since=$(now)
+  agree "${names[@]}"
+  for name in "${names[@]}"; do said_done "$name"; done
+  row "$count tenants at once: upgrade until all are said to be done" "$(seconds_since "$since") s"
+  for name in "${roots[@]}"; do really_done "$name" "$(args_of "$work/version.json")"; done
+  row "$count tenants at once: upgrade until all are really done" "$(seconds_since "$since") s"
+  restarts=0
+  for name in "${roots[@]}"; do restarts=$((restarts + $(restarts_in "$name"))); done
+  row "$count tenants at once: restarts of containers after it" "$restarts" "0"
+  read -r _ _ _ all _ <<<"$(writes "$from" "${roots[@]}")"
+  row "$count tenants at once: API writes to upgrade" "$all"
+  row "manager with $count tenants: RSS now, peak" \
+    "$(awk '/VmRSS/ { now = $2 } /VmHWM/ { top = $2 } END { printf "%.1f, %.1f MiB", now / 1024, top / 1024 }' "/proc/$pid/status")" "30"
+  row "manager with $count tenants: CPU to upgrade" "$(awk -v a="$cpu" -v b="$(cpu_seconds)" 'BEGIN { printf "%.1f s", b - a }')"
 fi
 
-printf '\n%-58s %-22s %s\n' "$(basename "$manager")" MEASURED "AT MOST"
+printf '\n%-62s %-22s %s\n' "$(basename "$manager")" MEASURED "AT MOST"
 printf '%s\n' "${rows[@]}"
