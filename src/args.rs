@@ -244,6 +244,8 @@ struct Cli {
     #[arg(long, value_name = "FORMAT", default_value = "json", value_enum)]
     log_format: LogFormat,
     /// What is logged: a level, or a filter such as `info,vc_manager=debug`
+    // The client library logs each failed connection as an error of its own. Here such errors are answers, such as
+    // of a tenant that is starting, and are told where they matter.
     #[arg(long, value_name = "FILTER", default_value = "info,kube_client::client::builder=off", value_parser = log_filter)]
     log_level: String,
     /// Accepted for compatibility; log lines carry no stack traces

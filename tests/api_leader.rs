@@ -142,7 +142,7 @@ impl Drop for Replica {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            println!("--- {}\n{}", self.log.display(), self.log());
+            eprintln!("--- {}\n{}", self.log.display(), self.log());
         }
     }
 }
@@ -159,7 +159,7 @@ async fn holder(scope: &Scope) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_replicas_works_and_the_other_takes_over() {
     let scope = Scope::new("leader").await;
-    let _driver = Driver::start(&scope).await;
+    let _driver = Driver::start(&scope);
     let server = scope.server;
     let mut first = Replica::start(server, "first", &["--namespace=leader"]);
     first.ready().await;

@@ -66,9 +66,10 @@ fn rv(object: &impl kube::Resource) -> u64 {
 
 /// The flow of the Go manager's own suite (U1 to U14), from the ClusterVersion to the end of both objects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::too_many_lines, reason = "it is one flow")]
 async fn the_life_of_a_tenant() {
     let scope = Scope::new("life").await;
-    let driver = Driver::start(&scope).await;
+    let driver = Driver::start(&scope);
     let spec = VirtualClusterSpec {
         cluster_version_name: "life".into(),
         ..VirtualClusterSpec::default()
@@ -248,7 +249,7 @@ async fn a_cluster_version_in_use_is_kept() {
 async fn statuses_are_those_of_the_go_manager_in_its_order() {
     let scope = Scope::new("tuples").await;
     let record = Recorder::start(scope.tenants()).await;
-    let _driver = Driver::start(&scope).await;
+    let _driver = Driver::start(&scope);
     let _manager = Manager::start(&scope, Options::default());
     scope
         .create_cluster_version("tuples", templates::full("ClusterIP"))
@@ -318,7 +319,7 @@ async fn assert_tuples(record: &Recorder<VirtualCluster>, name: &str, expected: 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn credentials_with_a_cluster_ip() {
     let scope = Scope::new("creds").await;
-    let _driver = Driver::start(&scope).await;
+    let _driver = Driver::start(&scope);
     let _manager = Manager::start(&scope, Options::default());
     let mut content = templates::full("ClusterIP");
     content["etcd"]["statefulset"]["spec"]["replicas"] = json!(3);
@@ -603,7 +604,7 @@ async fn objects_are_applied_as_the_go_manager_did() {
 async fn a_missing_cluster_version_is_said_and_waited_for() {
     let scope = Scope::new("absent").await;
     let record = Recorder::start(scope.tenants()).await;
-    let _driver = Driver::start(&scope).await;
+    let _driver = Driver::start(&scope);
     let _manager = Manager::start(&scope, Options::default());
     scope.create_tenant("one").await;
     let tenant = scope
@@ -642,7 +643,7 @@ async fn a_missing_cluster_version_is_said_and_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_component_that_does_not_start_is_named() {
     let scope = Scope::new("stuck").await;
-    let driver = Driver::start(&scope).await;
+    let driver = Driver::start(&scope);
     driver.hold("one", "apiserver");
     let _manager = Manager::start(&scope, Options::flags(&["--provisioner-timeout=2s"]));
     scope
@@ -679,7 +680,7 @@ async fn a_component_that_does_not_start_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_namespace_that_is_not_ours_is_left_alone() {
     let scope = Scope::new("foreign").await;
-    let _driver = Driver::start(&scope).await;
+    let _driver = Driver::start(&scope);
     scope
         .create_cluster_version("foreign", templates::full("ClusterIP"))
         .await;
@@ -745,7 +746,7 @@ async fn a_name_that_is_too_long_is_refused_in_words() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_root_ca_is_not_replaced() {
     let scope = Scope::new("lost").await;
-    let driver = Driver::start(&scope).await;
+    let driver = Driver::start(&scope);
     driver.hold("one", "etcd");
     let manager = Manager::start(&scope, Options::default());
     scope

@@ -228,7 +228,7 @@ async fn a_kill_at_any_write_of_provisioning_leaves_no_trace() {
 /// A scope with a ClusterVersion, a VirtualCluster and a driver, before any manager has seen them.
 async fn prepared(name: &str) -> (Scope, Driver) {
     let scope = Scope::new(name).await;
-    let driver = Driver::start(&scope).await;
+    let driver = Driver::start(&scope);
     let system = Namespace {
         metadata: ObjectMeta {
             name: Some(scope.manager_namespace()),

@@ -467,7 +467,7 @@ async fn the_controller_manager_may_be_absent() {
     // A version that has one brings it, and the next one without leaves it as it is.
     scope
         .edit(|content| {
-            content["controllerManager"] = templates::full("ClusterIP")["controllerManager"].clone()
+            content["controllerManager"] = templates::full("ClusterIP")["controllerManager"].clone();
         })
         .await;
     scope.upgrade("one").await;

@@ -42,7 +42,7 @@ fn defaults() {
             features: FeatureGates::default(),
             log: LogConfig {
                 format: LogFormat::Json,
-                filter: "info".into(),
+                filter: "info,kube_client::client::builder=off".into(),
                 file: None
             },
             warnings: vec![],

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::{
     api::{apps::v1::StatefulSet, core::v1::Pod},
@@ -41,7 +40,9 @@ use crate::{
 /// Longest pause after repeated errors of one object.
 const MAX_BACKOFF: Duration = Duration::from_mins(2);
 /// A tenant that has been starting for this long does not keep others from starting.
-const START_PATIENCE: Duration = Duration::from_mins(3);
+const TENANT_PATIENCE: Duration = Duration::from_mins(3);
+/// How long the API server may be unavailable when the manager starts.
+const START_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the loops work with.
 pub struct Setup {
@@ -61,13 +62,16 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
         metrics,
     } = setup;
     let kubernetes = Kubernetes::new(client.clone(), config.kube_api_timeout);
-    check_installed(&kubernetes).await?;
+    let upgrading = tokio::select! {
+        () = shutdown.cancelled() => return Ok(()),
+        upgrading = survey(&kubernetes) => upgrading?,
+    };
 
     let (wake, woken) = unbounded_channel();
     let (events, writer) = events::events(client.clone(), std::env::var("HOSTNAME").ok());
     let context = Arc::new(Context {
         revisions: Revisions::new(kubernetes.clone(), &config.namespace),
-        starting: Turns::new(config.max_starting_tenants.into(), START_PATIENCE, wake.clone()),
+        starting: Turns::new(config.max_starting_tenants.into(), TENANT_PATIENCE, wake.clone()),
         upgrading: Turns::new(config.max_upgrading_tenants.into(), Duration::MAX, wake),
         kubernetes,
         config,
@@ -75,7 +79,9 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
         events,
         tenants: Tenants::default(),
     });
-    resume(&context).await?;
+    for key in &upgrading {
+        context.upgrading.keep(key, Instant::now());
+    }
     let writing = tokio::spawn(writer.run());
     tokio::join!(
         virtual_clusters(Arc::clone(&context), woken, shutdown.clone()),
@@ -89,42 +95,63 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
 
 /// The installed definitions must have a status subresource; those of the Go manager have none, and every status
 /// written would be lost.
-async fn check_installed(kubernetes: &Kubernetes) -> anyhow::Result<()> {
+async fn check_installed(kubernetes: &Kubernetes) -> Result<(), Error> {
     let api = Api::<CustomResourceDefinition>::all(kubernetes.client());
     for name in [ClusterVersion::crd_name(), VirtualCluster::crd_name()] {
         let advice =
             "apply the definitions of this version first: vc-manager crds | kubectl apply --server-side -f -";
-        let installed = kubernetes.get(&api, name).await?;
-        let installed = installed
-            .with_context(|| format!("CustomResourceDefinition {name} is not installed; {advice}"))?;
+        let Some(installed) = kubernetes.get(&api, name).await? else {
+            return Err(Error::Blocked(format!(
+                "CustomResourceDefinition {name} is not installed; {advice}"
+            )));
+        };
         let has_status = installed.spec.versions.iter().any(|version| {
             version.name == "v1alpha1"
                 && version
                     .subresources
                     .as_ref()
-                    .is_some_and(|sub| sub.status.is_some())
+                    .is_some_and(|subresources| subresources.status.is_some())
         });
-        anyhow::ensure!(
-            has_status,
-            "CustomResourceDefinition {name} has no status subresource; {advice}"
-        );
+        if !has_status {
+            let what = format!("CustomResourceDefinition {name} has no status subresource");
+            return Err(Error::Blocked(format!("{what}; {advice}")));
+        }
     }
     Ok(())
 }
 
-/// Whoever is in the middle of an upgrade gets its turn back before anyone new is asked.
-async fn resume(context: &Context) -> anyhow::Result<()> {
-    let api = Api::<VirtualCluster>::all(context.kubernetes.client());
-    for vc in context.kubernetes.list(&api, &ListParams::default()).await? {
-        if vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()) {
-            let key = TenantKey {
-                namespace: vc.namespace().unwrap_or_default(),
-                name: vc.name_any(),
-            };
-            context.upgrading.keep(&key, Instant::now());
+/// Who is in the middle of an upgrade and gets its turn back before anyone new is asked.
+async fn in_upgrade(kubernetes: &Kubernetes) -> Result<Vec<TenantKey>, Error> {
+    let api = Api::<VirtualCluster>::all(kubernetes.client());
+    let mut all = kubernetes.list(&api, &ListParams::default()).await?;
+    all.retain(|vc| vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()));
+    let key = |vc: &VirtualCluster| TenantKey {
+        namespace: vc.namespace().unwrap_or_default(),
+        name: vc.name_any(),
+    };
+    Ok(all.iter().map(key).collect())
+}
+
+/// What must be known before the loops start. Right after the definitions are installed the API server answers for
+/// a moment that its storage is not ready, so an error is given a minute to pass; what is missing is told at once.
+async fn survey(kubernetes: &Kubernetes) -> anyhow::Result<Vec<TenantKey>> {
+    let began = Instant::now();
+    let mut pause = Duration::from_millis(250);
+    loop {
+        let surveyed = async {
+            check_installed(kubernetes).await?;
+            in_upgrade(kubernetes).await
+        };
+        match surveyed.await {
+            Ok(keys) => return Ok(keys),
+            Err(error) if error.is_final() || began.elapsed() > START_PATIENCE => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, retry_in = ?pause, "cannot start yet");
+                tokio::time::sleep(jittered(pause)).await;
+                pause = (pause * 2).min(Duration::from_secs(5));
+            }
         }
     }
-    Ok(())
 }
 
 type GuardedTenant = DeserializeGuard<VirtualCluster>;

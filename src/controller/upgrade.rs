@@ -99,6 +99,21 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
         }
         Err(error) => return Err(error),
     }
+    // The preflight took a while. If only others' labels and annotations changed meanwhile, it still holds; with the
+    // object as it was before, an upgrade would never begin beside a busy writer.
+    let tenants = Api::<VirtualCluster>::namespaced(context.kubernetes.client(), &key.namespace);
+    let Some(fresh) = context.kubernetes.get(&tenants, &key.name).await? else {
+        return Ok(Next::Gone);
+    };
+    if fresh.metadata.deletion_timestamp.is_some()
+        || fresh.uid() != vc.uid()
+        || fresh.status != vc.status
+        || !fresh.opted_in()
+        || fresh.spec != vc.spec
+    {
+        return Ok(Next::In(SOON));
+    }
+    let vc = fresh;
     let next = status::upgrade_started(&vc, &revision, &resource_version, now);
     let vc = status::write(&context.kubernetes, &vc, next).await?;
     let from = vc.pin().unwrap_or("what the tenant runs");

@@ -25,7 +25,7 @@ use vc_manager::{
 };
 
 /// How long a server may take to become ready on a busy machine.
-const START: Duration = Duration::from_secs(120);
+const START: Duration = Duration::from_mins(2);
 const SEPARATOR: &str = "\x1f";
 
 /// A running API server. Dropping it, or the end of the process that started it, ends it and leaves nothing.

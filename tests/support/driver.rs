@@ -38,7 +38,7 @@ struct Stage {
 
 impl Driver {
     /// Starts one for the tenants of `scope`.
-    pub async fn start(scope: &Scope) -> Self {
+    pub fn start(scope: &Scope) -> Self {
         let stage = Arc::new(Stage {
             client: scope.client.clone(),
             prefix: format!("{}-", scope.namespace),

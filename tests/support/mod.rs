@@ -32,7 +32,7 @@ pub use traffic::{Call, Cut, Traffic};
 use std::time::Duration;
 
 /// How long anything is waited for. Generous: it is only ever used up by a test that fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Asks `probe` again and again until it gives something; panics with `what` when patience ends.
 pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {

@@ -65,7 +65,7 @@ impl Scope {
     /// One with a driver, a manager and a ClusterVersion named as the scope.
     pub async fn with_manager(name: &str, options: Options, content: Value) -> (Self, Driver, Manager) {
         let scope = Self::new(name).await;
-        let driver = Driver::start(&scope).await;
+        let driver = Driver::start(&scope);
         let manager = Manager::start(&scope, options);
         scope.create_cluster_version(&scope.namespace, content).await;
         (scope, driver, manager)
@@ -163,18 +163,13 @@ impl Scope {
     ) -> VirtualCluster {
         let condition = |tenant: Option<&VirtualCluster>| tenant.is_some_and(&wanted);
         let waiting = await_condition(self.tenants(), name, condition);
-        match tokio::time::timeout(PATIENCE, waiting).await {
-            Ok(tenant) => tenant
-                .expect("the watch works")
-                .expect("the condition holds only for one that is there"),
-            Err(_) => {
-                let tenant = self.tenants().get_opt(name).await.expect("an answer");
-                panic!(
-                    "{name} is not {what} after {PATIENCE:?}, but {:#?}",
-                    tenant.map(|t| (t.metadata.labels, t.status))
-                )
-            }
+        if let Ok(tenant) = tokio::time::timeout(PATIENCE, waiting).await {
+            let tenant = tenant.expect("the watch works");
+            return tenant.expect("the condition holds only for one that is there");
         }
+        let tenant = self.tenants().get_opt(name).await.expect("an answer");
+        let labels_and_status = tenant.map(|tenant| (tenant.metadata.labels, tenant.status));
+        panic!("{name} is not {what} after {PATIENCE:?}, but {labels_and_status:#?}")
     }
 
     /// Waits until the VirtualCluster is Running, without an upgrade or a consent to one, and says what was applied.
