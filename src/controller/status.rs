@@ -577,7 +577,7 @@ mod tests {
                 "r2",
                 &Time(now()),
                 &"é".repeat(5000),
-                true,
+                Some(true),
                 later(),
             ));
         }
