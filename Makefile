@@ -1,12 +1,31 @@
-# Two commands for most: `make cluster` and `make down`. `make` alone lists the rest.
+# `make demo` shows what this is for; `make test` runs every test. `make` alone lists the rest.
 SHELL := /bin/bash
 CLUSTER := tests/cluster
-SCRIPTS := $(wildcard $(CLUSTER)/*.sh)
 
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Show three tenants, two of them upgraded, on a cluster brought up here or the one of KUBECONFIG
+	@$(CLUSTER)/demo.sh
+
+.PHONY: test
+test: ## Run every test, real cluster included (root, Debian 12); ARGS="..." goes to cargo test
+	@$(CLUSTER)/test.sh $(ARGS)
+
+.PHONY: measure
+measure: ## Print the manager's figures: API writes, times, memory (needs `make cluster image`)
+	@$(CLUSTER)/measure.sh
+
+.PHONY: lint
+lint: ## Check form: rustfmt, clippy, shellcheck
+	@$(CLUSTER)/lint.sh
+
+.PHONY: audit
+audit: ## Check licences and origins of all crates (cargo-deny)
+	@$(CLUSTER)/audit.sh
 
 .PHONY: packages
 packages: ## Install the Debian packages the cluster needs (root, Debian 12)
@@ -33,13 +52,9 @@ cluster: ## Bring up a one-node Kubernetes on this machine (root, Debian 12)
 	@$(CLUSTER)/up.sh
 
 .PHONY: down
-down: ## Remove everything `make cluster` made, except the cache
-	@$(CLUSTER)/down.sh
+down: ## Remove all that `make demo` and `make cluster` made, except the cache
+	@$(CLUSTER)/demo/down.sh
 
 .PHONY: logs
 logs: ## Show the end of the cluster's logs (COMPONENT=kubelet for one)
 	@$(CLUSTER)/logs.sh $(COMPONENT)
-
-.PHONY: lint
-lint: ## Check the scripts
-	@shellcheck -x --source-path=SCRIPTDIR $(SCRIPTS)

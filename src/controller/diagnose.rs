@@ -30,11 +30,16 @@ pub struct Diagnosis {
     pub revision: Option<String>,
 }
 
-/// The worst problem among the pods of the StatefulSet `set`, if any pod has one. Pods on their way out have none.
+/// The worst problem among the pods of the StatefulSet `set` that run its newest revision, if any has one.
+///
+/// Others are being replaced: a controller-manager of before may well crash while its apiserver is exchanged, and
+/// that says nothing of the one to come.
 #[must_use]
-pub fn worst(pods: &[Pod], set: &str, now: Timestamp) -> Option<Diagnosis> {
-    let staying = of_set(pods, set).filter(|pod| pod.metadata.deletion_timestamp.is_none());
-    let mut found: Vec<_> = staying.filter_map(|pod| diagnose(pod, now)).collect();
+pub fn worst(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> Option<Diagnosis> {
+    let mut found: Vec<_> = staying(pods, set)
+        .filter_map(|pod| diagnose(pod, now))
+        .filter(|diagnosis| diagnosis.revision.as_deref() == Some(update_revision))
+        .collect();
     found.sort_by_key(|diagnosis| (!diagnosis.hopeless, diagnosis.pod.clone()));
     found.into_iter().next()
 }
@@ -43,8 +48,7 @@ pub fn worst(pods: &[Pod], set: &str, now: Timestamp) -> Option<Diagnosis> {
 /// the StatefulSet controller waits for them for ever instead of replacing them (kubernetes#67250).
 #[must_use]
 pub fn stuck(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> Vec<Diagnosis> {
-    of_set(pods, set)
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+    staying(pods, set)
         .filter_map(|pod| diagnose(pod, now))
         .filter(|diagnosis| {
             diagnosis
@@ -53,6 +57,11 @@ pub fn stuck(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> 
                 .is_some_and(|revision| revision != update_revision)
         })
         .collect()
+}
+
+/// The pods that `set` controls and that are not on their way out.
+fn staying<'a>(pods: &'a [Pod], set: &'a str) -> impl Iterator<Item = &'a Pod> {
+    of_set(pods, set).filter(|pod| pod.metadata.deletion_timestamp.is_none())
 }
 
 /// The pods that `set` controls.
@@ -199,11 +208,13 @@ mod tests {
         let young = worst(
             &[pod("2026-01-01T00:01:30Z", &container(&state, &json!({}), 0))],
             "apiserver",
+            "apiserver-1",
             now(),
         );
         let old = worst(
             &[pod("2026-01-01T00:00:00Z", &container(&state, &json!({}), 0))],
             "apiserver",
+            "apiserver-1",
             now(),
         );
         assert!(!young.expect("told").hopeless);
@@ -222,6 +233,7 @@ mod tests {
             worst(
                 &[pod("2026-01-01T00:01:30Z", &container(state, &last, restarts))],
                 "apiserver",
+                "apiserver-1",
                 now(),
             )
         };
@@ -240,9 +252,16 @@ mod tests {
         let running = json!({"running": {}});
         for state in [creating, running] {
             let pods = [pod("2026-01-01T00:00:00Z", &container(&state, &json!({}), 0))];
-            assert_eq!(worst(&pods, "apiserver", now()), None);
-            assert_eq!(worst(&pods, "etcd", now()), None);
+            assert_eq!(worst(&pods, "apiserver", "apiserver-1", now()), None);
+            assert_eq!(worst(&pods, "etcd", "apiserver-1", now()), None);
         }
+    }
+
+    #[test]
+    fn a_pod_of_before_is_not_the_new_ones_problem() {
+        let state = json!({"waiting": {"reason": "ImagePullBackOff"}});
+        let pods = [pod("2026-01-01T00:00:00Z", &container(&state, &json!({}), 0))];
+        assert_eq!(worst(&pods, "apiserver", "apiserver-2", now()), None);
     }
 
     #[test]

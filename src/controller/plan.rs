@@ -352,13 +352,8 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
         return Some(Plan::Do(effects));
     }
     let set = observed.stateful_sets.get(&bundle.stateful_set_name)?;
-    let update_revision = set
-        .status
-        .as_ref()
-        .and_then(|status| status.update_revision.as_deref());
-    let seen = set.status.as_ref().and_then(|status| status.observed_generation) == set.metadata.generation;
-    if let Some(update_revision) = update_revision.filter(|_| seen) {
-        let stuck = diagnose::stuck(&observed.pods, &bundle.stateful_set_name, update_revision, now);
+    if let Some(revision) = seen_revision(set) {
+        let stuck = diagnose::stuck(&observed.pods, &bundle.stateful_set_name, revision, now);
         if !stuck.is_empty() {
             return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
         }
@@ -374,6 +369,13 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
         ));
     }
     gate(component, set, observed, now)
+}
+
+/// The newest revision of `set`, once its controller has seen the StatefulSet as it is now.
+fn seen_revision(set: &StatefulSet) -> Option<&str> {
+    let status = set.status.as_ref()?;
+    let seen = status.observed_generation >= set.metadata.generation;
+    status.update_revision.as_deref().filter(|_| seen)
 }
 
 /// StatefulSet, then Service, as the goal says them. A Service that went first is not there again.
@@ -395,7 +397,8 @@ fn gate(component: Component, set: &StatefulSet, observed: &Observed, now: Times
         return Some(Plan::Wait(Wait {
             component: Some(component),
             message: format!("{component}: {pending}"),
-            problem: diagnose::worst(&observed.pods, &set.name_any(), now),
+            problem: seen_revision(set)
+                .and_then(|revision| diagnose::worst(&observed.pods, &set.name_any(), revision, now)),
             watched: !leaving,
         }));
     }

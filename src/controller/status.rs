@@ -115,15 +115,7 @@ pub(super) fn running(vc: &VirtualCluster, endpoint: &str, now: Timestamp) -> Vi
             last_good: Some(pin),
         });
     }
-    set(
-        &mut status,
-        vc,
-        READY,
-        "True",
-        "Running",
-        "the control plane is running and answers",
-        now,
-    );
+    ready(&mut status, vc, now);
     status
 }
 
@@ -167,7 +159,7 @@ pub(super) fn upgrade_started(
     status
 }
 
-/// The upgrade under way goes on to `step`.
+/// The upgrade under way goes on to `step`: the new apiserver answers.
 #[must_use]
 pub(super) fn upgrade_step(vc: &VirtualCluster, step: UpgradeStep, now: Timestamp) -> VirtualClusterStatus {
     let mut status = current(vc);
@@ -179,6 +171,12 @@ pub(super) fn upgrade_step(vc: &VirtualCluster, step: UpgradeStep, now: Timestam
         set(&mut status, vc, UPGRADING, "True", step.name(), &message, now);
     }
     status
+}
+
+/// The tenant's API answers.
+fn ready(status: &mut VirtualClusterStatus, vc: &VirtualCluster, now: Timestamp) {
+    let message = "the control plane is running and answers";
+    set(status, vc, READY, "True", "Running", message, now);
 }
 
 /// The upgrade under way meets a problem that may yet pass.
@@ -224,15 +222,7 @@ pub(super) fn upgraded(
             None,
             now,
         );
-        set(
-            &mut status,
-            vc,
-            READY,
-            "True",
-            "Running",
-            "the control plane is running and answers",
-            now,
-        );
+        ready(&mut status, vc, now);
         set(
             &mut status,
             vc,
@@ -263,7 +253,7 @@ pub(super) fn upgrade_failed(
     revision: &str,
     started: &Time,
     error: &str,
-    api_is_up: bool,
+    api_is_up: Option<bool>,
     now: Timestamp,
 ) -> VirtualClusterStatus {
     let mut status = current(vc);
@@ -283,8 +273,11 @@ pub(super) fn upgrade_failed(
         Some(error.clone()),
         now,
     );
-    if !api_is_up {
-        set(&mut status, vc, READY, "False", "UpgradeFailed", &error, now);
+    match api_is_up {
+        Some(true) => ready(&mut status, vc, now),
+        Some(false) => set(&mut status, vc, READY, "False", "UpgradeFailed", &error, now),
+        // Not known: it is what it was.
+        None => {}
     }
     let message =
         format!("{error}; to try again, set the label tenancy.x-k8s.io/ready-for-upgrade once more");
@@ -531,7 +524,7 @@ mod tests {
         );
         assert_eq!(done.revision.as_ref().unwrap().current.as_deref(), Some("r2"));
 
-        let failed = upgrade_failed(&started, "r2", &Time(now()), "no image", false, later());
+        let failed = upgrade_failed(&started, "r2", &Time(now()), "no image", Some(false), later());
         assert_eq!(
             tuple(&failed),
             (
@@ -584,7 +577,7 @@ mod tests {
                 "r2",
                 &Time(now()),
                 &"é".repeat(5000),
-                true,
+                Some(true),
                 later(),
             ));
         }

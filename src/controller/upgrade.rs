@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     api::{
-        ClusterVersion, UpgradeStep, VirtualCluster, labels, template::Template,
+        ClusterVersion, Component, UpgradeStep, VirtualCluster, labels, template::Template,
         virtual_cluster::UpgradeStatus,
     },
     features::Feature,
@@ -399,14 +399,12 @@ async fn failed(
     Ok(Next::Nothing)
 }
 
-/// Whether the tenant's API works as far as was seen. Unknown counts as yes: Ready is not lowered on a guess.
-fn api_is_up(observed: Option<&Observed>) -> bool {
-    let Some(observed) = observed else { return true };
-    let apiserver = observed
-        .stateful_sets
-        .get(crate::api::Component::ApiServer.name());
-    !matches!(observed.answer, Some(Answer::NotReady(_)))
-        && apiserver.is_none_or(|set| rollout::pending(set).is_none())
+/// Whether the tenant's API works, if that was looked at.
+fn api_is_up(observed: Option<&Observed>) -> Option<bool> {
+    let observed = observed?;
+    let apiserver = observed.stateful_sets.get(Component::ApiServer.name())?;
+    let answers = !matches!(observed.answer, Some(Answer::NotReady(_)));
+    Some(answers && rollout::pending(apiserver).is_none())
 }
 
 /// Removes the consent and, after a success, records what was applied: one write, none if nothing would change.

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Checks form: rustfmt, clippy on everything with warnings as errors, shellcheck. Promises to change nothing.
+set -euo pipefail
+# shellcheck source=env.sh
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+need_programs lint cargo shellcheck
+cd "$VCM_CLUSTER_DIR/../.."
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$VCM_CACHE/target}
+
+shellcheck -x --source-path=SCRIPTDIR .ci/run tests/cluster/*.sh tests/cluster/demo/*.sh
+cargo fmt --check
+cargo clippy --locked --quiet --all-targets -- -D warnings
+echo "lint: nothing to complain about"
