@@ -12,13 +12,11 @@ use crate::support::{PATIENCE, Scene, Tenant, templates, until};
 pub(crate) async fn in_use(version: &str, tenants: [&Tenant; 3]) {
     let scene = &tenants[0].scene;
     delete_version(scene, version).await;
-    tenants[0].delete().await;
-    tenants[0].gone().await;
-    tenants[0].scene.say("a running tenant is deleted");
     still_there(scene, version).await;
-    tenants[1].delete().await;
-    tenants[2].delete().await;
-    futures::join!(tenants[1].gone(), tenants[2].gone());
+    for tenant in tenants {
+        tenant.delete().await;
+    }
+    futures::future::join_all(tenants.map(Tenant::gone)).await;
     gone(scene, version).await;
 }
 

@@ -173,7 +173,9 @@ pub(crate) async fn crash(scene: Scene) {
         })
         .await;
     tenant.opt_in().await;
-    tenant.failed(&["apiserver-0", "exit code 1", "last said"]).await;
+    tenant
+        .failed(&["apiserver-0", "exit code", "last said", "storage"])
+        .await;
     broken.counted(1).await;
     tenant.delete().await;
     tenant.gone().await;

@@ -10,8 +10,7 @@
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::panic,
-    clippy::manual_assert,
-    reason = "a test ends by a panic and tells by printing; clippy knows that only of what libtest runs, and an explanation is awaited only where it is needed"
+    reason = "a test ends by a panic and tells by printing; clippy knows that only of what libtest runs"
 )]
 
 mod control_plane;
@@ -159,10 +158,12 @@ async fn side_by_side(client: &Client, scenarios: Vec<(&'static str, Run)>) -> V
             Ok(Err(_)) => Some(format!("not over after {LIMIT:?}")),
             Err(panic) => Some(words(panic.as_ref())),
         };
+        let took = started.elapsed();
         if failure.is_some() {
-            println!("{name} FAILED after {:.1} s", started.elapsed().as_secs_f64());
+            let explained = support::explain_all(client, &format!("{}-{name}", cluster::PREFIX)).await;
+            println!("{name} FAILED after {:.1} s\n{explained}", took.as_secs_f64());
         }
-        (name, started.elapsed(), failure)
+        (name, took, failure)
     };
     futures::future::join_all(scenarios.into_iter().map(one)).await
 }

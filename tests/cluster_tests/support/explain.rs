@@ -14,8 +14,22 @@ use vc_manager::api::{VirtualCluster, root_namespace};
 
 use super::manager;
 
+/// All that is known of each VirtualCluster in `namespace`.
+pub(crate) async fn explain_all(client: &Client, namespace: &str) -> String {
+    let tenants: Api<VirtualCluster> = Api::namespaced(client.clone(), namespace);
+    let all = match tenants.list(&ListParams::default()).await {
+        Ok(all) => all,
+        Err(error) => return format!("the VirtualClusters of {namespace} cannot be listed: {error}"),
+    };
+    let mut text = String::new();
+    for tenant in all {
+        text.push_str(&explain(client, namespace, &tenant.name_any()).await);
+    }
+    text
+}
+
 /// Status, Events, pods with the end of their logs, and what the manager said of the tenant.
-pub(crate) async fn explain(client: &Client, namespace: &str, name: &str) -> String {
+async fn explain(client: &Client, namespace: &str, name: &str) -> String {
     let mut text = format!("\n--- VirtualCluster {namespace}/{name}\n");
     let tenants: Api<VirtualCluster> = Api::namespaced(client.clone(), namespace);
     let root = match tenants.get_opt(name).await {

@@ -11,6 +11,7 @@ pub(crate) mod tenant;
 
 use std::time::{Duration, Instant};
 
+pub(crate) use explain::explain_all;
 pub(crate) use prober::{Outages, Prober};
 pub(crate) use recorder::Recorder;
 pub(crate) use scene::Scene;

@@ -75,7 +75,7 @@ impl Tenant {
         Api::namespaced(self.scene.client.clone(), &self.root)
     }
 
-    /// Waits until the VirtualCluster is as `wanted` says. Explains the tenant when it does not get there.
+    /// Waits until the VirtualCluster is as `wanted` says.
     pub(crate) async fn when(
         &self,
         what: &str,
@@ -88,20 +88,13 @@ impl Tenant {
             if wanted(&object) {
                 return object;
             }
-            if Instant::now() >= deadline {
-                panic!(
-                    "{} is not {what} after {limit:?}:{}",
-                    self.name,
-                    self.explain().await
-                );
-            }
+            assert!(
+                Instant::now() < deadline,
+                "{} is not {what} after {limit:?}",
+                self.name
+            );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-    }
-
-    /// What a person would look at.
-    pub(crate) async fn explain(&self) -> String {
-        explain::explain(&self.scene.client, &self.scene.namespace(), &self.name).await
     }
 
     /// Waits until it is Running and all about that is recorded.
@@ -146,7 +139,7 @@ impl Tenant {
             "tenant control plane is upgraded",
             "TenantControlPlaneUpgradeCompleted",
         ];
-        assert_eq!(tuple(&object), expected, "{}", self.explain().await);
+        assert_eq!(tuple(&object), expected, "{}", self.name);
         self.say("is upgraded");
         object
     }
@@ -164,9 +157,7 @@ impl Tenant {
         let [phase, message, reason] = tuple(&object);
         assert_eq!(
             (phase.as_str(), reason.as_str()),
-            ("Running", "TenantControlPlaneUpgradeFailed"),
-            "{}",
-            self.explain().await
+            ("Running", "TenantControlPlaneUpgradeFailed")
         );
         self.say(&message);
         for word in words {
@@ -261,14 +252,12 @@ impl Tenant {
         let actual: Vec<_> = pods.keys().map(String::as_str).collect();
         assert_eq!(actual, names, "pods of {}", self.name);
         for (name, pod) in &pods {
-            if !is_ready(pod) || restarts(pod) != 0 {
-                panic!(
-                    "{name}: ready {}, {} restarts:{}",
-                    is_ready(pod),
-                    restarts(pod),
-                    self.explain().await
-                );
-            }
+            let (ready, restarts) = (is_ready(pod), restarts(pod));
+            assert!(
+                ready && restarts == 0,
+                "{name} of {}: ready {ready}, {restarts} restarts",
+                self.name
+            );
         }
     }
 
@@ -329,9 +318,7 @@ impl Tenant {
             .expect("an answer")
             .is_some()
         {
-            if Instant::now() >= deadline {
-                panic!("{} is not gone:{}", self.name, self.explain().await);
-            }
+            assert!(Instant::now() < deadline, "{} is not gone", self.name);
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         let left = namespaces.get_opt(&self.root).await.expect("an answer");
