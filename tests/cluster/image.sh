@@ -15,8 +15,9 @@ binary=${VCM_BINARY:-$VCM_CACHE/target/$target/release/vc-manager}
 started=$(now)
 if [ -z "${VCM_BINARY:-}" ]; then
   command -v cargo >/dev/null || die image "Rust is not installed"
+  use_cargo_target
   (cd "$VCM_CLUSTER_DIR/../.." &&
-    RUSTFLAGS='-C target-feature=+crt-static' CARGO_TARGET_DIR=$VCM_CACHE/target \
+    RUSTFLAGS='-C target-feature=+crt-static' \
       cargo build --release --locked --target "$target" --bin vc-manager)
   report vc-manager "built" "$started"
 fi

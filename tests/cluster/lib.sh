@@ -200,3 +200,18 @@ cluster_identity() {
     cat "$VCM_KUBE_DIR/.key" "$VCM_ETCD_DIR/.key" 2>/dev/null || true
   } | sha256sum | cut -d' ' -f1
 }
+
+# Cargo's target folder: one for all checkouts on this machine, so that dependencies are compiled once. Cargo would take
+# what another checkout compiled of vc-manager itself for this one's, where files are not newer: that is dropped.
+use_cargo_target() {
+  local checkout
+  export CARGO_TARGET_DIR=$VCM_CACHE/target
+  checkout=$(cd "$VCM_CLUSTER_DIR/../.." && pwd)
+  if [ "$(cat "$CARGO_TARGET_DIR/.checkout" 2>/dev/null)" != "$checkout" ]; then
+    mkdir -p "$CARGO_TARGET_DIR"
+    (cd "$checkout" &&
+      cargo clean --quiet --locked -p vc-manager &&
+      cargo clean --quiet --locked -p vc-manager --release --target x86_64-unknown-linux-gnu)
+    printf '%s\n' "$checkout" >"$CARGO_TARGET_DIR/.checkout"
+  fi
+}

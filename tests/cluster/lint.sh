@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 need_programs lint cargo shellcheck
 cd "$VCM_CLUSTER_DIR/../.."
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$VCM_CACHE/target}
+use_cargo_target
 
 shellcheck -x --source-path=SCRIPTDIR .ci/run tests/cluster/*.sh tests/cluster/demo/*.sh
 cargo fmt --check

@@ -12,7 +12,7 @@ for program in cargo go gcc git; do
 done
 cd "$VCM_CLUSTER_DIR/../.."
 # One folder for everything: clippy, tests and the image share what they can, and the checkout stays clean.
-export CARGO_TARGET_DIR=$VCM_CACHE/target
+use_cargo_target
 # The tests know the cluster by VCM_KUBECONFIG; one of the user's own is none of their business.
 unset KUBECONFIG
 
