@@ -291,7 +291,7 @@ impl Work {
             };
         }
         // A candidate would otherwise wait without end for an answer lost on the way.
-        let lease_client = client::with_deadline(context.client.clone(), RENEW_DEADLINE);
+        let lease_client = client::with_deadline(context.client.clone(), RENEW_DEADLINE / 3);
         let (namespace, name) = (&config.namespace, &config.leader_election_name);
         let election = LeaderElection::new(lease_client, namespace, name, &identity())
             .with_lease_duration(LEASE_DURATION)

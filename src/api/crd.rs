@@ -14,22 +14,9 @@ pub struct CrdError {
 }
 
 /// Both definitions: ClusterVersion, VirtualCluster.
-///
-/// `spec` is not required at the top, as it was not in the Go manager's: stored objects without one stay valid.
 #[must_use]
 pub fn crds() -> [CustomResourceDefinition; 2] {
-    [ClusterVersion::crd(), VirtualCluster::crd()].map(|mut crd| {
-        for version in &mut crd.spec.versions {
-            if let Some(schema) = version
-                .schema
-                .as_mut()
-                .and_then(|validation| validation.open_api_v3_schema.as_mut())
-            {
-                schema.required = None;
-            }
-        }
-        crd
-    })
+    [ClusterVersion::crd(), VirtualCluster::crd()]
 }
 
 /// Both definitions as one YAML stream, as `vc-manager crds` prints it and the charts carry it.

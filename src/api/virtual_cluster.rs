@@ -29,7 +29,8 @@ use super::labels;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualClusterSpec {
-    /// Name of the ClusterVersion this control plane is made from.
+    /// Name of the ClusterVersion this control plane is made from. It cannot change.
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "may not change: make another VirtualCluster"}]))]
     pub cluster_version_name: String,
     /// DNS domain of the tenant cluster; `cluster.local` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

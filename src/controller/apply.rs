@@ -1,6 +1,6 @@
 //! Does what a plan says, in its order, and nothing it does not say. The first effect that fails ends the pass.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::{
     api::core::v1::{Namespace, Secret},
@@ -100,7 +100,7 @@ async fn issue(
                     .map_err(failed(which))?;
                 authority = Some(Loaded {
                     certificate_pem: pair.certificate_pem.clone(),
-                    authority: made,
+                    authority: Arc::new(made),
                 });
                 pair
             }
@@ -112,8 +112,9 @@ async fn issue(
                     return Err(Error::Blocked(format!("Secret {root}/root-ca does not exist")));
                 };
                 let request = pki::request(leaf, &names).map_err(failed(which))?;
-                // An RSA key takes a tenth of a second, but the default P-256 key next to nothing.
-                tokio::task::block_in_place(|| ca.authority.issue(&request, algorithm, validity, now))
+                let ca = Arc::clone(&ca.authority);
+                crypto(move || ca.issue(&request, algorithm, validity, now))
+                    .await?
                     .map_err(failed(which))?
             }
         };
@@ -139,6 +140,22 @@ async fn issue(
     Ok(())
 }
 
+/// What would keep credentials from being issued for the tenant of `goal`: told before an upgrade begins.
+pub(super) fn check_credentials(goal: &Goal<'_>, observed: &Observed, now: Timestamp) -> Result<(), Error> {
+    let root = &goal.tenant.root_namespace;
+    let failed = |what: String| {
+        move |source: PkiError| Error::Pki {
+            what,
+            source: Box::new(source),
+        }
+    };
+    Validity::from_expire_days(goal.tenant.pki_expire_days).map_err(failed("issue certificates".into()))?;
+    if let Some(secret) = observed.secrets.get(TenantSecret::RootCa.name()) {
+        load_authority(secret, now).map_err(failed(format!("use Secret {root}/root-ca")))?;
+    }
+    Ok(())
+}
+
 /// Writes a Secret. The two that a tenant has once for life are created, never applied: should another manager
 /// have made one in between, this one gives way instead of replacing it.
 async fn store(kubernetes: &Kubernetes, root: &str, which: TenantSecret, value: &Value) -> Result<(), Error> {
@@ -154,12 +171,12 @@ async fn store(kubernetes: &Kubernetes, root: &str, which: TenantSecret, value: 
 
 struct Loaded {
     certificate_pem: String,
-    authority: Authority,
+    authority: Arc<Authority>,
 }
 
 fn load_authority(secret: &Secret, now: Timestamp) -> Result<Loaded, PkiError> {
     let pair = pair_of(secret);
-    let authority = Authority::load(&pair.certificate_pem, &pair.key_pem, now)?;
+    let authority = Arc::new(Authority::load(&pair.certificate_pem, &pair.key_pem, now)?);
     Ok(Loaded {
         certificate_pem: pair.certificate_pem,
         authority,

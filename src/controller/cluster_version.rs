@@ -3,10 +3,16 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use kube::{Api, ResourceExt as _, api::ListParams, core::DeserializeGuard, runtime::controller::Action};
+use kube::{Api, ResourceExt as _, core::DeserializeGuard, runtime::controller::Action};
 use serde_json::json;
 
-use super::{Context, error::Error, kubernetes::unchanged_since, revision, run::jittered};
+use super::{
+    Context,
+    error::Error,
+    kubernetes::unchanged_since,
+    revision,
+    run::{jittered, readable_tenants},
+};
 use crate::api::{ClusterVersion, VirtualCluster, labels};
 
 /// How often a ClusterVersion that is being deleted looks whether tenants still use it.
@@ -77,8 +83,7 @@ pub(super) async fn reconcile(
 }
 
 async fn users(context: &Context, name: &str) -> Result<Vec<VirtualCluster>, Error> {
-    let api = Api::<VirtualCluster>::all(context.kubernetes.client());
-    let mut all = context.kubernetes.list(&api, &ListParams::default()).await?;
+    let mut all = readable_tenants(&context.kubernetes).await?;
     all.retain(|vc| vc.spec.cluster_version_name == name);
     Ok(all)
 }

@@ -24,6 +24,8 @@ pub struct Diagnosis {
     pub message: String,
     /// Whether waiting longer has no point.
     pub hopeless: bool,
+    /// Whether the container runs at the moment.
+    pub runs: bool,
     /// Whether the last words of the container are worth reading: it ran and ended.
     pub crashed: bool,
     /// The StatefulSet revision the pod is of.
@@ -50,6 +52,8 @@ pub fn worst(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> 
 pub fn stuck(pods: &[Pod], set: &str, update_revision: &str, now: Timestamp) -> Vec<Diagnosis> {
     staying(pods, set)
         .filter_map(|pod| diagnose(pod, now))
+        // One that runs may yet become ready.
+        .filter(|diagnosis| diagnosis.hopeless || !diagnosis.runs)
         .filter(|diagnosis| {
             diagnosis
                 .revision
@@ -87,12 +91,13 @@ fn diagnose(pod: &Pod, now: Timestamp) -> Option<Diagnosis> {
     let age = pod
         .creation_timestamp()
         .map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
-    let diagnosis = |container: &str, message: String, hopeless: bool, crashed: bool| Diagnosis {
+    let diagnosis = |container: &str, message: String, hopeless: bool, crashed: bool, runs: bool| Diagnosis {
         pod: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         container: container.to_owned(),
         message,
         hopeless,
+        runs,
         crashed,
         revision: pod.labels().get("controller-revision-hash").cloned(),
     };
@@ -103,7 +108,11 @@ fn diagnose(pod: &Pod, now: Timestamp) -> Option<Diagnosis> {
         .chain(status.container_statuses.iter().flatten());
     for container in containers {
         if let Some((message, hopeless, crashed)) = of_container(container, age) {
-            return Some(diagnosis(&container.name, message, hopeless, crashed));
+            let runs = container
+                .state
+                .as_ref()
+                .is_some_and(|state| state.running.is_some());
+            return Some(diagnosis(&container.name, message, hopeless, crashed, runs));
         }
     }
     let unschedulable = status.conditions.iter().flatten().find(|condition| {
@@ -113,7 +122,7 @@ fn diagnose(pod: &Pod, now: Timestamp) -> Option<Diagnosis> {
     });
     unschedulable.map(|condition| {
         let why = condition.message.clone().unwrap_or_default();
-        diagnosis("", format!("cannot be scheduled: {why}"), false, false)
+        diagnosis("", format!("cannot be scheduled: {why}"), false, false, false)
     })
 }
 

@@ -58,6 +58,14 @@ impl Error {
         match &source {
             kube::Error::Api(status) => match status.code {
                 409 => Self::Conflict { what },
+                // The authorizer's words. A role that lacks something is not the object's fault, and right after its
+                // start an API server has not read the roles yet.
+                403 if status.message.contains("User \"") && status.message.contains("\" cannot ") => {
+                    Self::Api {
+                        what,
+                        source: Box::new(source),
+                    }
+                }
                 // 403 is a quota, an admission policy, or a namespace on its way out: the object's fault as far
                 // as a retry of the same request goes.
                 400 | 403 | 413 | 422 => Self::Refused {

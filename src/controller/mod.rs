@@ -147,8 +147,9 @@ struct Tenants {
 }
 
 impl Tenants {
+    /// Whoever claims a namespace that another tenant has claimed before does not get its events.
     fn insert(&self, root_namespace: String, key: TenantKey) {
-        self.lock().insert(root_namespace, key);
+        self.lock().entry(root_namespace).or_insert(key);
     }
 
     fn remove(&self, key: &TenantKey) {

@@ -15,7 +15,7 @@ use super::{
     kubernetes::Kubernetes,
     plan::{Answer, Deaf, Observed},
     probe,
-    render::{Tenant, TenantSecret},
+    render::{self, Tenant, TenantSecret},
     rollout,
 };
 use crate::api::template::Template;
@@ -43,6 +43,13 @@ pub(super) async fn observe(
     let Some(namespace) = namespace else {
         return Ok(Observed::default());
     };
+    // Another's namespace is none of our business; the plan says so.
+    if !render::belongs_to(&namespace, tenant) {
+        return Ok(Observed {
+            namespace: Some(namespace),
+            ..Observed::default()
+        });
+    }
     // On the heap, as is the question below: calls are large futures, and every pass holds one of these.
     let lists = Box::pin(async {
         tokio::try_join!(
@@ -79,8 +86,18 @@ async fn answer(observed: &Observed, template: &Template) -> Option<Answer> {
     if rollout::pending(set).is_some() {
         return None;
     }
-    let service = observed.services.get(&template.api_server_service)?;
-    let admin = observed.secrets.get(TenantSecret::AdminKubeconfig.name())?;
+    let Some(service) = observed.services.get(&template.api_server_service) else {
+        return Some(Answer::NotReady(format!(
+            "Service {} does not exist",
+            template.api_server_service
+        )));
+    };
+    let Some(admin) = observed.secrets.get(TenantSecret::AdminKubeconfig.name()) else {
+        return Some(Answer::NotReady(format!(
+            "Secret {} does not exist",
+            TenantSecret::AdminKubeconfig
+        )));
+    };
     Some(Box::pin(probe::ask(service, template.api_server_port, admin)).await)
 }
 

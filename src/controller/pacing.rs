@@ -13,6 +13,9 @@ use std::{
 
 use tokio::sync::mpsc::UnboundedSender;
 
+/// Whoever waits asks again within this time. One that does not has gone, or cannot go on: its place is another's.
+const ABSENT: Duration = Duration::from_secs(90);
+
 /// A queue of turns for tenants, each known by `K`.
 #[derive(Debug)]
 pub(super) struct Turns<K> {
@@ -27,7 +30,8 @@ pub(super) struct Turns<K> {
 #[derive(Debug)]
 struct State<K> {
     holding: BTreeMap<K, Instant>,
-    waiting: VecDeque<K>,
+    /// Who waits, and when it last asked.
+    waiting: VecDeque<(K, Instant)>,
 }
 
 impl<K: Ord + Clone> Turns<K> {
@@ -52,17 +56,21 @@ impl<K: Ord + Clone> Turns<K> {
         if state.holding.contains_key(key) {
             return true;
         }
-        if !state.waiting.contains(key) {
-            state.waiting.push_back(key.clone());
+        match state.waiting.iter_mut().find(|(waiting, _)| waiting == key) {
+            Some((_, asked)) => *asked = now,
+            None => state.waiting.push_back((key.clone(), now)),
         }
+        state
+            .waiting
+            .retain(|(_, asked)| now.duration_since(*asked) < ABSENT);
         let place = state
             .waiting
             .iter()
-            .position(|waiting| waiting == key)
+            .position(|(waiting, _)| waiting == key)
             .unwrap_or(usize::MAX);
         let held = self.held(&state, now);
         if place < self.limit.saturating_sub(held) {
-            state.waiting.retain(|waiting| waiting != key);
+            state.waiting.retain(|(waiting, _)| waiting != key);
             state.holding.insert(key.clone(), now);
             return true;
         }
@@ -72,7 +80,7 @@ impl<K: Ord + Clone> Turns<K> {
     /// Holds a turn whatever the limit: its holder is in the middle already.
     pub(super) fn keep(&self, key: &K, now: Instant) {
         let mut state = self.lock();
-        state.waiting.retain(|waiting| waiting != key);
+        state.waiting.retain(|(waiting, _)| waiting != key);
         state.holding.entry(key.clone()).or_insert(now);
     }
 
@@ -80,9 +88,9 @@ impl<K: Ord + Clone> Turns<K> {
     pub(super) fn give_back(&self, key: &K, now: Instant) {
         let mut state = self.lock();
         state.holding.remove(key);
-        state.waiting.retain(|waiting| waiting != key);
+        state.waiting.retain(|(waiting, _)| waiting != key);
         let free = self.limit.saturating_sub(self.held(&state, now));
-        for next in state.waiting.iter().take(free) {
+        for (next, _) in state.waiting.iter().take(free) {
             // The receiver is gone only when the controller is.
             let _ = self.wake.send(next.clone());
         }
@@ -105,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_mins(1);
 
     #[test]
     fn turns_go_round_in_order() {
@@ -143,6 +151,18 @@ mod tests {
         assert!(woken.try_recv().is_err(), "2 still holds one");
         turns.give_back(&2, now);
         assert_eq!(woken.try_recv(), Ok(3));
+    }
+
+    #[test]
+    fn who_does_not_ask_again_loses_its_place() {
+        let (wake, _woken) = unbounded_channel();
+        let turns = Turns::new(1, Duration::MAX, wake);
+        let now = Instant::now();
+        assert!(turns.take(&1, now));
+        assert!(!turns.take(&2, now) && !turns.take(&3, now + ABSENT / 2));
+        turns.give_back(&1, now + ABSENT / 2);
+        assert!(!turns.take(&3, now + ABSENT / 2), "2 came before");
+        assert!(turns.take(&3, now + ABSENT), "2 has not asked again");
     }
 
     #[test]

@@ -124,6 +124,8 @@ pub struct Goal<'a> {
     pub tenant: &'a Tenant,
     /// The revision they are rendered from.
     pub template: &'a Template,
+    /// Name of that revision.
+    pub revision: &'a str,
     /// Feature gate `SuperClusterLabelling`.
     pub super_cluster_labelling: bool,
 }
@@ -145,7 +147,13 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
     let missing: Vec<_> = TenantSecret::ALL
         .into_iter()
         .filter(|secret| *secret != TenantSecret::Etcd || goal.template.etcd.is_some())
-        .filter(|secret| !observed.secrets.contains_key(secret.name()))
+        .filter(|secret| match observed.secrets.get(secret.name()) {
+            // A tenant that agreed to another revision before it ever ran may have other names now.
+            Some(stored) => {
+                secret.leaf().is_some() && annotation(stored, labels::ISSUED_FOR) != Some(goal.revision)
+            }
+            None => true,
+        })
         .collect();
     if let Some(lost) = lost_root(goal, observed) {
         return Plan::Blocked(lost);
@@ -153,7 +161,7 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
     if !missing.is_empty() {
         return Plan::Do(vec![Effect::Issue {
             secrets: missing,
-            attempt: None,
+            attempt: Some(goal.revision.to_owned()),
         }]);
     }
     for component in Component::ALL {
@@ -207,7 +215,13 @@ pub fn upgrade(
         }
         UpgradeStep::ControllerManager => Component::ControllerManager,
     };
-    bring_up(goal, observed, component, now).unwrap_or(Plan::Done)
+    bring_up(goal, observed, component, now)
+        // Also when the controller-manager is the one that is waited for: its API must not have gone away meanwhile.
+        .or_else(|| {
+            let api_server = observed.stateful_sets.get(Component::ApiServer.name())?;
+            gate(Component::ApiServer, api_server, observed, now)
+        })
+        .unwrap_or(Plan::Done)
 }
 
 /// Whether the tenant is in a state to be upgraded from. `after_failure` tells that the last upgrade failed: what
@@ -358,17 +372,32 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
             return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
         }
     }
-    // A volume of its own could not be mounted by two pods.
-    let shares_nothing = set
-        .spec
-        .as_ref()
-        .is_some_and(|spec| spec.volume_claim_templates.iter().flatten().count() == 0);
-    if component == Component::ApiServer && shares_nothing && !observed.deaf.is_empty() {
+    if component == Component::ApiServer && shares_nothing(set) && !observed.deaf.is_empty() {
         return Some(Plan::Do(
             observed.deaf.iter().cloned().map(Effect::MakeRoom).collect(),
         ));
     }
     gate(component, set, observed, now)
+}
+
+/// Whether two pods of `set` can be there at once: neither has a volume or a port that the other would want.
+fn shares_nothing(set: &StatefulSet) -> bool {
+    let Some(spec) = &set.spec else { return false };
+    let Some(pod) = &spec.template.spec else {
+        return false;
+    };
+    let claims = pod
+        .volumes
+        .iter()
+        .flatten()
+        .any(|volume| volume.persistent_volume_claim.is_some());
+    let host_ports = pod
+        .containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten())
+        .any(|port| port.host_port.is_some());
+    let own_claims = spec.volume_claim_templates.iter().flatten().count() > 0;
+    !claims && !own_claims && !host_ports && pod.host_network != Some(true)
 }
 
 /// The newest revision of `set`, once its controller has seen the StatefulSet as it is now.

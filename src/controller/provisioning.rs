@@ -79,6 +79,7 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
     let goal = Goal {
         tenant: &tenant,
         template: &template,
+        revision,
         super_cluster_labelling: context.config.features.enabled(Feature::SuperClusterLabelling),
     };
     let first = template.etcd.as_ref().unwrap_or(&template.api_server);

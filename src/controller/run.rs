@@ -122,14 +122,27 @@ async fn check_installed(kubernetes: &Kubernetes) -> Result<(), Error> {
 
 /// Who is in the middle of an upgrade and gets its turn back before anyone new is asked.
 async fn in_upgrade(kubernetes: &Kubernetes) -> Result<Vec<TenantKey>, Error> {
-    let api = Api::<VirtualCluster>::all(kubernetes.client());
-    let mut all = kubernetes.list(&api, &ListParams::default()).await?;
+    let mut all = readable_tenants(kubernetes).await?;
     all.retain(|vc| vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()));
     let key = |vc: &VirtualCluster| TenantKey {
         namespace: vc.namespace().unwrap_or_default(),
         name: vc.name_any(),
     };
     Ok(all.iter().map(key).collect())
+}
+
+/// All VirtualClusters but those that cannot be read: one broken object must not stop the rest.
+pub(super) async fn readable_tenants(kubernetes: &Kubernetes) -> Result<Vec<VirtualCluster>, Error> {
+    let api = Api::<GuardedTenant>::all(kubernetes.client());
+    let all = kubernetes.list(&api, &ListParams::default()).await?;
+    let readable = |object: GuardedTenant| {
+        let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+        object
+            .0
+            .inspect_err(|error| tracing::warn!(tenant = %name, %error, "a VirtualCluster cannot be read; it is passed over"))
+            .ok()
+    };
+    Ok(all.into_iter().filter_map(readable).collect())
 }
 
 /// What must be known before the loops start. Right after the definitions are installed the API server answers for
@@ -175,6 +188,7 @@ async fn virtual_clusters(
         let key = woken.recv().await?;
         Some((reference(&key), woken))
     });
+    let forgetful = Arc::clone(&context);
     let backoffs = Backoffs::default();
     let errors = backoffs.clone();
     let workers = context.config.num_reconciles;
@@ -235,7 +249,15 @@ async fn virtual_clusters(
             },
             context,
         )
-        .for_each(|result| async move { log_stream(result.map(|_| ())) })
+        .for_each(|result| {
+            if let Err(kube::runtime::controller::Error::ObjectNotFound(gone)) = &result {
+                forgetful.forget(&TenantKey {
+                    namespace: gone.namespace.clone().unwrap_or_default(),
+                    name: gone.name.clone(),
+                });
+            }
+            async move { log_stream(result.map(|_| ())) }
+        })
         .await;
     counting.abort();
 }

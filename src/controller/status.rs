@@ -179,9 +179,9 @@ fn ready(status: &mut VirtualClusterStatus, vc: &VirtualCluster, now: Timestamp)
     set(status, vc, READY, "True", "Running", message, now);
 }
 
-/// The upgrade under way meets a problem that may yet pass.
+/// What the upgrade under way waits for: a problem that may yet pass, or just its gate.
 #[must_use]
-pub(super) fn upgrade_problem(vc: &VirtualCluster, problem: &str, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn upgrade_waits_for(vc: &VirtualCluster, problem: &str, now: Timestamp) -> VirtualClusterStatus {
     let mut status = current(vc);
     if let Some(upgrade) = &mut status.upgrade {
         upgrade.waiting_for = Some(shortened(problem));
@@ -367,7 +367,7 @@ fn current(vc: &VirtualCluster) -> VirtualClusterStatus {
     vc.status.clone().unwrap_or_default()
 }
 
-fn expectation(step: UpgradeStep) -> &'static str {
+pub(super) fn expectation(step: UpgradeStep) -> &'static str {
     match step {
         UpgradeStep::ApiServer => "the new apiserver to be ready and to answer",
         UpgradeStep::ControllerManager => "the new controller-manager to be ready",

@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 
 use super::{
     Context, TenantKey,
-    apply::{apply, server_of},
+    apply::{apply, check_credentials, server_of},
     error::Error,
     observe::observe,
     plan::{self, Answer, Goal, Observed, Plan, Wait},
     render::Tenant,
     rollout, status,
-    virtual_cluster::{BACKSTOP, Next, SOON, set_metadata},
+    virtual_cluster::{BACKSTOP, Next, SOON},
 };
 use crate::{
     api::{
@@ -97,7 +97,11 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
         Err(error) if error.is_final() => {
             return failed(context, key, &vc, &target, &error.to_string(), None, now).await;
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            // Others must not wait for it to pass.
+            context.upgrading.give_back(key, Instant::now());
+            return Err(error);
+        }
     }
     // The preflight took a while. If only others' labels and annotations changed meanwhile, it still holds; with the
     // object as it was before, an upgrade would never begin beside a busy writer.
@@ -134,13 +138,14 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
 async fn preflight(context: &Context, vc: &VirtualCluster, revision: &str) -> Result<Option<Wait>, Error> {
     let template = context.revisions.template(revision).await?;
     let tenant = Tenant::of(vc);
-    let goal = goal(context, &tenant, &template);
+    let goal = goal(context, &tenant, &template, revision);
     let observed = observe(&context.kubernetes, &tenant, &template, context.ask()).await?;
     match plan::preflight(&goal, &observed, status::last_upgrade_failed(vc), context.now()) {
         Plan::Wait(wait) => return Ok(Some(wait)),
         Plan::Blocked(why) => return Err(Error::Blocked(why)),
         Plan::Do(_) | Plan::Done => {}
     }
+    check_credentials(&goal, &observed, context.now())?;
     for object in plan::preview(&goal, &observed) {
         context
             .kubernetes
@@ -161,7 +166,8 @@ async fn go_on(
         Err(error) if error.is_final() => return refused(context, key, &vc, &attempt, &error, None).await,
         other => other?,
     };
-    let goal = goal(context, &tenant, &template);
+    let revision = attempt.revision.clone();
+    let goal = goal(context, &tenant, &template, &revision);
     let mut seen = None;
     for _ in 0..MAX_PASSES {
         let observed = match observe(&context.kubernetes, &tenant, &template, context.ask()).await {
@@ -212,10 +218,11 @@ async fn go_on(
     refused(context, key, &vc, &attempt, &error, seen.as_ref()).await
 }
 
-fn goal<'a>(context: &Context, tenant: &'a Tenant, template: &'a Template) -> Goal<'a> {
+fn goal<'a>(context: &Context, tenant: &'a Tenant, template: &'a Template, revision: &'a str) -> Goal<'a> {
     Goal {
         tenant,
         template,
+        revision,
         super_cluster_labelling: context.config.features.enabled(Feature::SuperClusterLabelling),
     }
 }
@@ -233,10 +240,12 @@ async fn waits(
     let left = time_left(context, attempt, now);
     let hopeless = wait.problem.as_ref().is_some_and(|problem| problem.hopeless);
     if !left.is_zero() && !hopeless {
-        if let Some(problem) = &wait.problem {
-            let text = format!("pod {}: {}", problem.pod, problem.message);
-            status::write(&context.kubernetes, vc, status::upgrade_problem(vc, &text, now)).await?;
-        }
+        // What is wrong, or, once that has passed, what is waited for.
+        let text = match &wait.problem {
+            Some(problem) => format!("pod {}: {}", problem.pod, problem.message),
+            None => status::expectation(attempt.step).to_owned(),
+        };
+        status::write(&context.kubernetes, vc, status::upgrade_waits_for(vc, &text, now)).await?;
         tracing::debug!(tenant = %key, step = attempt.step.name(), waits_for = %wait.message, "waiting");
         return Ok(Next::In(left.min(if wait.watched { BACKSTOP } else { SOON })));
     }
@@ -368,8 +377,9 @@ async fn nothing_to_do(
     Ok(Next::Nothing)
 }
 
-/// The consent is consumed before the failure is recorded: until it is, the attempt stands in the status and a
-/// crash in between resumes it. The other way round, a crash would leave a consent that nobody gave anew.
+/// Of an attempt that stands in the status the consent is consumed first: a crash in between resumes the attempt. The
+/// other way round, it would leave a consent that nobody gave anew. One that never began is recorded first, because
+/// nothing else would tell of it.
 async fn failed(
     context: &Context,
     key: &TenantKey,
@@ -379,7 +389,12 @@ async fn failed(
     observed: Option<&Observed>,
     now: Timestamp,
 ) -> Result<Next, Error> {
-    let vc = consume(context, vc, None).await?;
+    let began = vc.status.as_ref().is_some_and(|status| status.upgrade.is_some());
+    let vc = if began {
+        consume(context, vc, None).await?
+    } else {
+        vc.clone()
+    };
     let next = status::upgrade_failed(
         &vc,
         target.revision,
@@ -394,6 +409,9 @@ async fn failed(
         .events
         .warning(&written, "UpgradeFailed", "Upgrade", error);
     tracing::warn!(tenant = %key, revision = target.revision, error, "upgrade failed");
+    if !began {
+        consume(context, &written, None).await?;
+    }
     // The rollout of revisions puts the return to `lastGood` here.
     context.upgrading.give_back(key, Instant::now());
     Ok(Next::Nothing)
@@ -426,7 +444,12 @@ async fn consume(
     if change.as_object().is_none_or(serde_json::Map::is_empty) {
         return Ok(vc.clone());
     }
-    set_metadata(context, vc, &json!({"labels": change})).await
+    // Not guarded by the resourceVersion, unlike other writes: only these two keys are touched, whoever else writes
+    // meanwhile. The uid keeps it from an object of the same name that came later.
+    let api =
+        Api::<VirtualCluster>::namespaced(context.kubernetes.client(), &vc.namespace().unwrap_or_default());
+    let patch = json!({"metadata": {"uid": vc.uid(), "labels": change}});
+    context.kubernetes.merge(&api, &vc.name_any(), &patch).await
 }
 
 fn count(
@@ -437,7 +460,12 @@ fn count(
     now: Timestamp,
 ) {
     let took = Duration::try_from(now.duration_since(target.started.0)).unwrap_or(Duration::ZERO);
-    let cluster_version = &vc.spec.cluster_version_name;
+    // A name that no ClusterVersion has is no label: anybody could make up any number of them.
+    let cluster_version = if target.revision.is_empty() {
+        ""
+    } else {
+        &vc.spec.cluster_version_name
+    };
     context
         .metrics
         .upgrade_finished(cluster_version, target.resource_version, took, outcome);

@@ -81,6 +81,7 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
         }
         // Nobody but a person writes another phase; the Go manager failed on it for ever.
         other => {
+            context.give_back_turns(key);
             let note = format!(
                 "phase {other:?} is not known to this manager; set status.phase to Running or Pending"
             );

@@ -5,17 +5,17 @@ use serde_json::Value;
 use vc_manager::{api::template::Template, controller::render::Tenant};
 
 /// Content of `tests/fixtures/template.yaml`.
-pub fn content() -> Value {
+pub(crate) fn content() -> Value {
     serde_saphyr::from_str(include_str!("../fixtures/template.yaml")).expect("the fixture is YAML")
 }
 
 /// The template of that content.
-pub fn template() -> Template {
+pub(crate) fn template() -> Template {
     Template::parse(&content()).expect("the fixture is a template")
 }
 
 /// The tenant of the contract's test vector.
-pub fn tenant() -> Tenant {
+pub(crate) fn tenant() -> Tenant {
     Tenant {
         name: "name".into(),
         namespace: "ns".into(),
@@ -27,6 +27,6 @@ pub fn tenant() -> Tenant {
     }
 }
 
-pub fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().expect("a time")
 }

@@ -24,6 +24,7 @@ fn goal<'a>(tenant: &'a Tenant, template: &'a Template) -> Goal<'a> {
     Goal {
         tenant,
         template,
+        revision: "r1",
         super_cluster_labelling: false,
     }
 }
@@ -240,7 +241,7 @@ fn an_edit_of_a_service_writes_the_service() {
     let mut world = World::default();
     provision(&mut world, &template());
     let service = edited(|content| {
-        content["apiServer"]["service"]["metadata"]["labels"] = serde_json::json!({"new": "label"})
+        content["apiServer"]["service"]["metadata"]["labels"] = serde_json::json!({"new": "label"});
     });
     let names: Vec<_> = upgrade(&mut world, &service, "r2@t").iter().map(name).collect();
     assert_eq!(names[0], "Service apiserver-svc");
@@ -368,6 +369,49 @@ fn the_gate_asks_the_tenant() {
 }
 
 #[test]
+fn no_success_while_the_apiserver_is_down_again() {
+    let (tenant, template) = (tenant(), template());
+    let goal = goal(&tenant, &template);
+    let mut world = World::default();
+    provision(&mut world, &template);
+    upgrade(&mut world, &template, "r2@t");
+    let set = world
+        .observed
+        .stateful_sets
+        .get_mut("apiserver")
+        .expect("provisioned");
+    set.status.as_mut().expect("a status").ready_replicas = Some(0);
+    world.observed.answer = None;
+    let plan = plan::upgrade(
+        &goal,
+        &world.observed,
+        UpgradeStep::ControllerManager,
+        "r2@t",
+        now(),
+    );
+    assert!(
+        matches!(&plan, Plan::Wait(wait) if wait.component == Some(Component::ApiServer)),
+        "{plan:?}"
+    );
+}
+
+#[test]
+fn before_it_ever_ran_a_tenant_gets_leaves_for_the_revision_it_agreed_to() {
+    let (tenant, template) = (tenant(), template());
+    let mut world = World::default();
+    provision(&mut world, &template);
+    let other = Goal {
+        revision: "r2",
+        ..goal(&tenant, &template)
+    };
+    let Plan::Do(effects) = plan::provision(&other, &world.observed, true, now()) else {
+        panic!("it issues")
+    };
+    let leaves = "issue apiserver-ca etcd-ca front-proxy-ca controller-manager-kubeconfig admin-kubeconfig";
+    assert_eq!(effects.iter().map(name).collect::<Vec<_>>(), [leaves]);
+}
+
+#[test]
 fn a_stuck_pod_of_an_older_revision_is_removed_and_one_of_the_newest_is_not() {
     let (tenant, template) = (tenant(), template());
     let goal = goal(&tenant, &template);
@@ -415,7 +459,7 @@ fn room_is_made_for_the_successor_of_a_deaf_apiserver() {
         .get_mut("apiserver")
         .and_then(|set| set.spec.as_mut())
         .expect("a spec");
-    set.volume_claim_templates = Some(vec![Default::default()]);
+    set.volume_claim_templates = Some(vec![k8s_openapi::api::core::v1::PersistentVolumeClaim::default()]);
     assert_eq!(act(&world), Plan::Done, "two pods cannot mount its volume");
 }
 
@@ -449,7 +493,7 @@ proptest! {
         let mut lost = lost.into_iter();
         let observed = &mut world.observed;
         if !namespace {
-            *observed = Default::default();
+            *observed = plan::Observed::default();
         }
         observed.stateful_sets.retain(|_, _| !lost.next().unwrap_or_default());
         observed.services.retain(|_, _| !lost.next().unwrap_or_default());

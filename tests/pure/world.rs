@@ -19,16 +19,16 @@ use vc_manager::{
 use crate::fixture::tenant;
 
 #[derive(Clone, Debug, Default)]
-pub struct World {
-    pub observed: Observed,
+pub(crate) struct World {
+    pub(crate) observed: Observed,
     /// Every effect so far.
-    pub log: Vec<Effect>,
+    pub(crate) log: Vec<Effect>,
     /// How often each Secret was issued.
-    pub issued: BTreeMap<TenantSecret, u32>,
+    pub(crate) issued: BTreeMap<TenantSecret, u32>,
 }
 
 impl World {
-    pub fn apply(&mut self, effect: &Effect) {
+    pub(crate) fn apply(&mut self, effect: &Effect) {
         self.log.push(effect.clone());
         match effect {
             Effect::CreateNamespace(value) => {
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// The StatefulSet of `component` rolls out, if it exists.
-    pub fn roll_out(&mut self, component: Component) {
+    pub(crate) fn roll_out(&mut self, component: Component) {
         if let Some(set) = self.observed.stateful_sets.get_mut(component.name()) {
             let spec = set.spec.as_ref().expect("a spec");
             let replicas = spec.replicas.unwrap_or(1);
@@ -95,7 +95,7 @@ impl World {
     }
 
     /// A pod of `component` that cannot pull its image, of revision `revision`.
-    pub fn break_pod(&mut self, component: Component, revision: &str) {
+    pub(crate) fn break_pod(&mut self, component: Component, revision: &str) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": format!("{component}-0"), "uid": format!("{component}-{revision}"),
                 "labels": {"controller-revision-hash": revision},
