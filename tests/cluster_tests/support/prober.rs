@@ -8,7 +8,8 @@ use tokio::{sync::oneshot, task::JoinHandle};
 
 /// How often it is asked, each time over a new connection.
 const PERIOD: Duration = Duration::from_millis(100);
-/// How long an answer may take. A busy machine may be slow, which is no outage: a tenant that is away refuses.
+/// How long an answer may take. On a machine where every core is busy a slow one is no outage: a server that is not
+/// there refuses the connection, or does not take it in the much shorter time that the configuration allows.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client that asks and asks.
