@@ -28,12 +28,15 @@ pub fn pending(set: &StatefulSet) -> Option<String> {
         if updated < to_update {
             return Some(format!("{updated} of {to_update} pods are of the new revision"));
         }
-    } else if status.update_revision != status.current_revision {
+    } else if status.update_revision != status.current_revision && updated < wanted {
         return Some(format!("{updated} of {wanted} pods are of the new revision"));
     }
     let ready = status.ready_replicas.unwrap_or(0);
     if ready < wanted {
         return Some(format!("{ready} of {wanted} pods are ready"));
+    }
+    if partition == 0 && status.update_revision != status.current_revision {
+        return Some("its StatefulSet has not finished its update yet".into());
     }
     if status.replicas > wanted {
         return Some(format!(
@@ -62,7 +65,15 @@ mod tests {
         assert_eq!(pending(&set(&json!({"replicas": 1}), &done)), None);
         for (change, words) in [
             (json!({"observedGeneration": 1}), "has not been seen"),
-            (json!({"currentRevision": "a"}), "of the new revision"),
+            (
+                json!({"currentRevision": "a", "updatedReplicas": 0}),
+                "of the new revision",
+            ),
+            (json!({"currentRevision": "a"}), "not finished"),
+            (
+                json!({"currentRevision": "a", "readyReplicas": 0}),
+                "0 of 1 pods are ready",
+            ),
             (json!({"readyReplicas": 0}), "0 of 1 pods are ready"),
             (json!({"replicas": 2}), "too many"),
         ] {
