@@ -65,6 +65,8 @@ pub fn run(config: ManagerConfig) -> anyhow::Result<()> {
         .min(MAX_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
+        // Keys are made and names are resolved there, rarely and briefly: each thread more is memory that stays.
+        .max_blocking_threads(MAX_THREADS)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
