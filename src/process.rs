@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::args::ManagerConfig;
 use crate::client;
-use crate::controller;
+use crate::controller::{self, kubernetes::Kubernetes};
 use crate::features::Feature;
 use crate::metrics::Metrics;
 use crate::server::health::Readiness;
@@ -342,6 +342,13 @@ async fn lead(
     context: controller::Setup,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    if !client::in_cluster() {
+        // The Lease has nowhere to be otherwise. In a pod the namespace is the pod's own.
+        let kubernetes = Kubernetes::new(context.client.clone(), context.config.kube_api_timeout);
+        if let Err(error) = kubernetes.ensure_namespace(&context.config.namespace).await {
+            warn!(%error, "the namespace of the Lease may be missing");
+        }
+    }
     let leading = AtomicBool::new(false);
     let loop_under_lease = async {
         leading.store(true, Ordering::Relaxed);

@@ -125,6 +125,25 @@ impl Kubernetes {
         .await
     }
 
+    /// Makes a namespace if it does not exist. A manager outside the cluster may be the first to need its own.
+    pub async fn ensure_namespace(&self, name: &str) -> Result<(), Error> {
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        let api = Api::<Namespace>::all(self.client.clone());
+        if self.get(&api, name).await?.is_some() {
+            return Ok(());
+        }
+        match self.create(&api, &namespace).await {
+            Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Merges `patch` into an object.
     pub async fn merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
     where

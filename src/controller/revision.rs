@@ -10,7 +10,7 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::{apps::v1::ControllerRevision, core::v1::Namespace},
+    api::apps::v1::ControllerRevision,
     apimachinery::pkg::{apis::meta::v1::OwnerReference, runtime::RawExtension},
 };
 use kube::{
@@ -113,31 +113,12 @@ impl Revisions {
                 }
             }
             Err(Error::Api { source, .. }) if super::kubernetes::is_not_found(&source) => {
-                self.make_namespace().await?;
+                self.kubernetes.ensure_namespace(&self.namespace).await?;
                 self.kubernetes.create(&self.api(), &revision).await?;
             }
             Err(error) => return Err(error),
         }
         Ok(name)
-    }
-
-    /// A manager outside the cluster may be the first to need its namespace.
-    async fn make_namespace(&self) -> Result<(), Error> {
-        let namespace = Namespace {
-            metadata: ObjectMeta {
-                name: Some(self.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            ..Namespace::default()
-        };
-        match self
-            .kubernetes
-            .create(&Api::all(self.kubernetes.client()), &namespace)
-            .await
-        {
-            Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 
     /// The template that revision `name` keeps.
