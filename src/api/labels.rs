@@ -30,7 +30,8 @@ pub const VC_ROOT_NS: &str = "tenancy.x-k8s.io/vcrootns";
 /// An object whose rendering did not change is not written again. It stands on the object, never on the pod
 /// template, so that it restarts nothing.
 pub const RENDERED_HASH: &str = "tenancy.x-k8s.io/rendered-hash";
-/// Annotation (ours) on a Secret of a tenant: the upgrade attempt it was last issued for.
+/// Annotation (ours) on a Secret of a tenant: the upgrade attempt it was last issued for, or the revision that the
+/// tenant was provisioned from.
 ///
 /// After a crash in the middle of an upgrade it tells which certificates were refreshed already.
 pub const ISSUED_FOR: &str = "tenancy.x-k8s.io/issued-for";

@@ -37,8 +37,8 @@ pub(super) async fn reconcile(
         if !ours {
             return Ok(Action::await_change());
         }
-        let users = users(&context, &name).await?;
-        if !users.is_empty() {
+        let (users, broken) = users(&context, &name).await?;
+        if !users.is_empty() || broken > 0 {
             let shown: Vec<_> = users.iter().take(5).map(VirtualCluster::name_any).collect();
             tracing::info!(cluster_version = %name, tenants = users.len(), first = ?shown, "deletion waits: tenants still use it");
             return Ok(Action::requeue(jittered(IN_USE_CHECK)));
@@ -70,22 +70,26 @@ pub(super) async fn reconcile(
     if is_new {
         let mut used = BTreeSet::new();
         let mut applied: Vec<_> = cluster_version.resource_version().into_iter().collect();
-        for vc in users(&context, &name).await? {
+        let (users, broken) = users(&context, &name).await?;
+        for vc in users {
             applied.extend(vc.label(labels::CLUSTER_VERSION_APPLIED).map(ToOwned::to_owned));
             let status = vc.status.unwrap_or_default();
             let pins = status.revision.unwrap_or_default();
             used.extend([pins.current, pins.target, pins.last_good].into_iter().flatten());
         }
         context.metrics.drop_superseded(&name, &applied);
-        context.revisions.collect(&cluster_version, &used).await?;
+        if broken == 0 {
+            context.revisions.collect(&cluster_version, &used).await?;
+        }
     }
     Ok(Action::await_change())
 }
 
-async fn users(context: &Context, name: &str) -> Result<Vec<VirtualCluster>, Error> {
-    let mut all = readable_tenants(&context.kubernetes).await?;
+/// The tenants of ClusterVersion `name`, and how many there are that cannot be read and may be of it, too.
+async fn users(context: &Context, name: &str) -> Result<(Vec<VirtualCluster>, usize), Error> {
+    let (mut all, broken) = readable_tenants(&context.kubernetes).await?;
     all.retain(|vc| vc.spec.cluster_version_name == name);
-    Ok(all)
+    Ok((all, broken))
 }
 
 async fn set_finalizers(

@@ -3,7 +3,7 @@
 //! The start of an apiserver costs several seconds of CPU, and one that is starved is killed by its own probes;
 //! so only so many tenants start, and only so many upgrade, at once. The rest wait in the order they came.
 //! Turns live in memory, which is enough: there is one leader, and after a restart every tenant that is in the
-//! middle takes its turn back, above the limit if need be, before anyone new gets one.
+//! middle takes its turn back, above the limit if need be.
 
 use std::{
     collections::{BTreeMap, VecDeque},

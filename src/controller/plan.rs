@@ -72,11 +72,11 @@ pub enum Answer {
 pub enum Effect {
     /// Make the root namespace.
     CreateNamespace(Value),
-    /// Make keys and certificates and store them: these Secrets, in this order. `attempt` names the upgrade.
+    /// Make keys and certificates and store them: these Secrets, in this order.
     Issue {
         /// The Secrets to write.
         secrets: Vec<TenantSecret>,
-        /// The upgrade they are issued for.
+        /// What they are issued for: an upgrade attempt, or the revision that a tenant is provisioned from.
         attempt: Option<String>,
     },
     /// Write an object by server-side apply.
@@ -107,7 +107,7 @@ pub enum Plan {
 /// What is waited for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wait {
-    /// The component that is not ready; `None` when the tenant waits for its turn.
+    /// The component that is not ready; `None` when the tenant waits for its turn or for its namespace to be gone.
     pub component: Option<Component>,
     /// What is waited for, in words.
     pub message: String,
@@ -217,10 +217,7 @@ pub fn upgrade(
     };
     bring_up(goal, observed, component, now)
         // Also when the controller-manager is the one that is waited for: its API must not have gone away meanwhile.
-        .or_else(|| {
-            let api_server = observed.stateful_sets.get(Component::ApiServer.name())?;
-            gate(Component::ApiServer, api_server, observed, now)
-        })
+        .or_else(|| bring_up(goal, observed, Component::ApiServer, now))
         .unwrap_or(Plan::Done)
 }
 

@@ -183,8 +183,22 @@ async fn waits(
     wait: Wait,
     now: Timestamp,
 ) -> Result<Next, Error> {
+    let limit = SignedDuration::try_from(context.config.provisioner_timeout).unwrap_or(SignedDuration::MAX);
+    let recorded = vc.status.as_ref().and_then(|status| status.provisioning.as_ref());
     let Some(component) = wait.component else {
-        return Ok(Next::In(if wait.watched { BACKSTOP } else { SOON * 3 }));
+        if wait.watched {
+            context.events.normal(
+                vc,
+                "WaitsForItsTurn",
+                "Provision",
+                format!("waits for {}", wait.message),
+            );
+            return Ok(Next::In(BACKSTOP));
+        }
+        if now.duration_since(recorded.map_or(now, |provisioning| provisioning.since.0)) < limit {
+            return Ok(Next::In(SOON * 3));
+        }
+        return failed(context, key, vc, &format!("waits for {}", wait.message), now).await;
     };
     // An attempt begins anew when the last one is given up, or when the component's StatefulSet is made.
     let made = observed
@@ -192,10 +206,8 @@ async fn waits(
         .get(component.name())
         .and_then(kube::ResourceExt::creation_timestamp)
         .map_or(now, |time| time.0);
-    let recorded = vc.status.as_ref().and_then(|status| status.provisioning.as_ref());
     let since = recorded.map_or(made, |provisioning| provisioning.since.0.max(made));
     let waited = now.duration_since(since);
-    let limit = SignedDuration::try_from(context.config.provisioner_timeout).unwrap_or(SignedDuration::MAX);
     let hopeless = wait.problem.as_ref().is_some_and(|problem| problem.hopeless);
     if waited < limit && !hopeless {
         tracing::debug!(tenant = %key, waits_for = %wait.message, "waiting");
@@ -226,6 +238,8 @@ async fn failed(
     error: &str,
     now: Timestamp,
 ) -> Result<Next, Error> {
+    // Its turn is not for one that is stuck.
+    context.starting.give_back(key, Instant::now());
     let current = vc.status.clone().unwrap_or_default();
     let failures = status::failures(&current);
     let backoff = attempt_backoff(failures);
@@ -242,8 +256,6 @@ async fn failed(
     {
         return Ok(Next::In(left));
     }
-    // Its turn is not for one that is stuck.
-    context.starting.give_back(key, Instant::now());
     tracing::warn!(tenant = %key, failures = failures + 1, error, "attempt to provision failed");
     if vc.phase() == phase::ERROR {
         // Trying goes on, but there is nothing new to say unless the reason is.

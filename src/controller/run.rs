@@ -122,7 +122,7 @@ async fn check_installed(kubernetes: &Kubernetes) -> Result<(), Error> {
 
 /// Who is in the middle of an upgrade and gets its turn back before anyone new is asked.
 async fn in_upgrade(kubernetes: &Kubernetes) -> Result<Vec<TenantKey>, Error> {
-    let mut all = readable_tenants(kubernetes).await?;
+    let (mut all, _) = readable_tenants(kubernetes).await?;
     all.retain(|vc| vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()));
     let key = |vc: &VirtualCluster| TenantKey {
         namespace: vc.namespace().unwrap_or_default(),
@@ -131,8 +131,9 @@ async fn in_upgrade(kubernetes: &Kubernetes) -> Result<Vec<TenantKey>, Error> {
     Ok(all.iter().map(key).collect())
 }
 
-/// All VirtualClusters but those that cannot be read: one broken object must not stop the rest.
-pub(super) async fn readable_tenants(kubernetes: &Kubernetes) -> Result<Vec<VirtualCluster>, Error> {
+/// All VirtualClusters that can be read, and how many cannot: one broken object must not stop the rest, but nor does
+/// it use nothing.
+pub(super) async fn readable_tenants(kubernetes: &Kubernetes) -> Result<(Vec<VirtualCluster>, usize), Error> {
     let api = Api::<GuardedTenant>::all(kubernetes.client());
     let all = kubernetes.list(&api, &ListParams::default()).await?;
     let readable = |object: GuardedTenant| {
@@ -142,7 +143,10 @@ pub(super) async fn readable_tenants(kubernetes: &Kubernetes) -> Result<Vec<Virt
             .inspect_err(|error| tracing::warn!(tenant = %name, %error, "a VirtualCluster cannot be read; it is passed over"))
             .ok()
     };
-    Ok(all.into_iter().filter_map(readable).collect())
+    let count = all.len();
+    let readable: Vec<_> = all.into_iter().filter_map(readable).collect();
+    let broken = count - readable.len();
+    Ok((readable, broken))
 }
 
 /// What must be known before the loops start. Right after the definitions are installed the API server answers for

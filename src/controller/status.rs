@@ -2,7 +2,10 @@
 //!
 //! The tuples of phase, message and reason are those of the Go manager, to the letter.
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Map, Value, json};
 
@@ -23,6 +26,8 @@ pub(super) const ATTEMPTS: u32 = 3;
 /// Longest text of an error in a status; the rest is in the log.
 const MAX_TEXT: usize = 1024;
 
+/// Within this time the same failure once more is not a new one.
+const SAME_FAILURE: SignedDuration = SignedDuration::from_secs(5);
 /// Conditions kept.
 const MAX_CONDITIONS: usize = 64;
 
@@ -309,6 +314,18 @@ pub(super) fn failures(status: &VirtualClusterStatus) -> u32 {
 pub(super) fn last_upgrade_failed(vc: &VirtualCluster) -> bool {
     let history = vc.status.as_ref().and_then(|status| status.history.first());
     history.is_some_and(|entry| entry.result == UpgradeResult::Failed)
+}
+
+/// Whether the newest upgrade failed just now, on this revision and for this reason: it is the same failure.
+#[must_use]
+pub(super) fn just_failed(vc: &VirtualCluster, revision: &str, error: &str, now: Timestamp) -> bool {
+    let history = vc.status.as_ref().and_then(|status| status.history.first());
+    history.is_some_and(|entry| {
+        entry.result == UpgradeResult::Failed
+            && entry.revision == revision
+            && entry.reason.as_deref() == Some(shortened(error).as_str())
+            && now.duration_since(entry.ended.0) < SAME_FAILURE
+    })
 }
 
 /// Writes `next` if it differs from what `vc` says, and only the fields that differ. Fails with a conflict if

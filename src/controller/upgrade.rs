@@ -163,8 +163,9 @@ async fn go_on(
 ) -> Result<Next, Error> {
     let tenant = Tenant::of(&vc);
     let template = match context.revisions.template(&attempt.revision).await {
+        Ok(template) => template,
         Err(error) if error.is_final() => return refused(context, key, &vc, &attempt, &error, None).await,
-        other => other?,
+        Err(error) => return expired(context, key, &vc, &attempt, error, None).await,
     };
     let revision = attempt.revision.clone();
     let goal = goal(context, &tenant, &template, &revision);
@@ -323,7 +324,9 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Success is recorded first and the consent consumed after it: a crash in between finds nothing to do.
+/// The consent is consumed while the attempt stands in the status, and then the success is recorded: a crash in between
+/// resumes the attempt, finds nothing to do, and records. The other way round, a ClusterVersion edited meanwhile would
+/// be taken up on a consent that has been used.
 async fn succeeded(
     context: &Context,
     key: &TenantKey,
@@ -333,6 +336,7 @@ async fn succeeded(
     now: Timestamp,
 ) -> Result<Next, Error> {
     let revision = &attempt.revision;
+    let vc = &consume(context, vc, Some(&attempt.cluster_version_resource_version)).await?;
     let next = status::upgraded(vc, revision, Some(endpoint), Some(&attempt.started), now);
     let written = status::write(&context.kubernetes, vc, next).await?;
     let target = Target::of(attempt);
@@ -344,7 +348,6 @@ async fn succeeded(
         format!("runs {revision} and answers"),
     );
     tracing::info!(tenant = %key, %revision, "upgrade succeeded");
-    consume(context, &written, Some(target.resource_version)).await?;
     context.upgrading.give_back(key, Instant::now());
     Ok(Next::Nothing)
 }
@@ -390,6 +393,12 @@ async fn failed(
     now: Timestamp,
 ) -> Result<Next, Error> {
     let began = vc.status.as_ref().is_some_and(|status| status.upgrade.is_some());
+    if !began && status::just_failed(vc, target.revision, error, now) {
+        // Told already, only the consent was not consumed then.
+        consume(context, vc, None).await?;
+        context.upgrading.give_back(key, Instant::now());
+        return Ok(Next::Nothing);
+    }
     let vc = if began {
         consume(context, vc, None).await?
     } else {

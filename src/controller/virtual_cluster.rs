@@ -69,7 +69,8 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
                 .config
                 .features
                 .enabled(Feature::ClusterVersionPartialUpgrade);
-            if gate && (under_way || vc.opted_in()) {
+            // One that is under way was agreed to while the gate was on, and is not left half done.
+            if under_way || (gate && vc.opted_in()) {
                 return Box::pin(upgrade::reconcile(context, key, vc)).await;
             }
             context.upgrading.give_back(key, Instant::now());
