@@ -102,6 +102,7 @@ async fn run(
     alone: Vec<(&'static str, Run)>,
 ) -> ExitCode {
     let client = cluster::client().await;
+    cluster::install_definitions(&client).await;
     cluster::clear(&client).await;
     cluster::assert_no_manager(&client).await;
     // As an installation does.

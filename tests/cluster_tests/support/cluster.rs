@@ -2,14 +2,17 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
+use k8s_openapi::{
+    api::{apps::v1::Deployment, core::v1::Namespace},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api, Client, Config, ResourceExt as _,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::json;
-use vc_manager::api::{ClusterVersion, VirtualCluster, VirtualClusterSpec};
+use vc_manager::api::{ClusterVersion, VirtualCluster, VirtualClusterSpec, crd::crds};
 
 use super::until;
 
@@ -41,6 +44,28 @@ pub(crate) async fn client() -> Client {
         )
     });
     client
+}
+
+/// Installs the definitions that this build prints, as an installation does, and waits until their kinds are served.
+pub(crate) async fn install_definitions(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply("cluster-tests").force();
+    for definition in crds() {
+        definitions
+            .patch(&definition.name_any(), &params, &Patch::Apply(&definition))
+            .await
+            .expect("a definition that is accepted");
+    }
+    // For a moment after it was accepted a kind is not known yet, or its storage is not ready.
+    until("the kinds to be served", Duration::from_secs(60), async || {
+        let one = ListParams::default().limit(1);
+        let versions = Api::<ClusterVersion>::all(client.clone());
+        versions.list(&one).await.map_err(|error| error.to_string())?;
+        let tenants = Api::<VirtualCluster>::all(client.clone());
+        tenants.list(&one).await.map_err(|error| error.to_string())?;
+        Ok(())
+    })
+    .await;
 }
 
 /// Makes a namespace.
