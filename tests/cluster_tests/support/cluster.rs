@@ -57,7 +57,7 @@ pub(crate) async fn install_definitions(client: &Client) {
             .expect("a definition that is accepted");
     }
     // For a moment after it was accepted a kind is not known yet, or its storage is not ready.
-    until("the kinds to be served", Duration::from_secs(60), async || {
+    until("the kinds to be served", Duration::from_mins(1), async || {
         let one = ListParams::default().limit(1);
         let versions = Api::<ClusterVersion>::all(client.clone());
         versions.list(&one).await.map_err(|error| error.to_string())?;
