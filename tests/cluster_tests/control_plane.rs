@@ -239,7 +239,12 @@ async fn upgraded(scene: &Scene, version: &str, pair: [&Tenant; 2], bystander: &
     }
 
     for (index, tenant) in pair.into_iter().enumerate() {
-        succeeded(tenant, edited.metadata.resource_version.as_deref()).await;
+        succeeded(
+            tenant,
+            edited.metadata.resource_version.as_deref(),
+            &UPGRADE_EVENTS,
+        )
+        .await;
         kept(tenant, &before[index]).await;
         for state in pods[index].states() {
             assert_eq!(
@@ -294,7 +299,7 @@ async fn upgraded(scene: &Scene, version: &str, pair: [&Tenant; 2], bystander: &
 }
 
 /// What is recorded of an upgrade that succeeded, and what the tenant itself says.
-pub(crate) async fn succeeded(tenant: &Tenant, resource_version: Option<&str>) {
+pub(crate) async fn succeeded(tenant: &Tenant, resource_version: Option<&str>, events: &[&str]) {
     assert_eq!(tenant.version().await, Kubernetes::Next.git_version());
     tenant.expect_pods(&PODS).await;
     let object = tenant.get().await;
@@ -320,17 +325,18 @@ pub(crate) async fn succeeded(tenant: &Tenant, resource_version: Option<&str>) {
         (pins.current, pins.last_good),
         (Some(newest.revision.clone()), Some(newest.revision))
     );
-    tenant
-        .expect_events(&[
-            "UpgradeStarted",
-            "CredentialsIssued",
-            "ApiServerApplied",
-            "ApiServerUpgraded",
-            "ControllerManagerApplied",
-            "UpgradeSucceeded",
-        ])
-        .await;
+    tenant.expect_events(events).await;
 }
+
+/// Reasons of the Events of an upgrade, a step each.
+pub(crate) const UPGRADE_EVENTS: [&str; 6] = [
+    "UpgradeStarted",
+    "CredentialsIssued",
+    "ApiServerApplied",
+    "ApiServerUpgraded",
+    "ControllerManagerApplied",
+    "UpgradeSucceeded",
+];
 
 /// A tenant before an upgrade.
 pub(crate) struct Before {

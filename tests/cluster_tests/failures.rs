@@ -9,7 +9,7 @@ use serde_json::json;
 use vc_manager::api::virtual_cluster::HistoryEntry;
 
 use crate::{
-    control_plane::{Before, PODS, kept, succeeded},
+    control_plane::{Before, PODS, UPGRADE_EVENTS, kept, succeeded},
     support::{
         Prober, Scene, Tenant, condition, manager, restarts,
         templates::{self, Kubernetes, at},
@@ -71,7 +71,12 @@ impl Broken {
             .get(&self.version)
             .await
             .expect("the ClusterVersion");
-        succeeded(&self.tenant, edited.metadata.resource_version.as_deref()).await;
+        succeeded(
+            &self.tenant,
+            edited.metadata.resource_version.as_deref(),
+            &UPGRADE_EVENTS,
+        )
+        .await;
         kept(&self.tenant, &self.before).await;
         self.tenant.expect_usable(&self.usage).await;
         self.tenant.expect_controllers("after-the-repair").await;
