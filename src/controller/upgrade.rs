@@ -164,8 +164,7 @@ async fn go_on(
     let tenant = Tenant::of(&vc);
     let template = match context.revisions.template(&attempt.revision).await {
         Ok(template) => template,
-        Err(error) if error.is_final() => return refused(context, key, &vc, &attempt, &error, None).await,
-        Err(error) => return expired(context, key, &vc, &attempt, error, None).await,
+        Err(error) => return ended_by(context, key, &vc, &attempt, error, None).await,
     };
     let revision = attempt.revision.clone();
     let goal = goal(context, &tenant, &template, &revision);
@@ -173,7 +172,7 @@ async fn go_on(
     for _ in 0..MAX_PASSES {
         let observed = match observe(&context.kubernetes, &tenant, &template, context.ask()).await {
             Ok(observed) => seen.insert(observed),
-            Err(error) => return expired(context, key, &vc, &attempt, error, seen.as_ref()).await,
+            Err(error) => return ended_by(context, key, &vc, &attempt, error, seen.as_ref()).await,
         };
         let now = context.now();
         match plan::upgrade(&goal, observed, attempt.step, &attempt.attempt(), now) {
@@ -182,18 +181,15 @@ async fn go_on(
                     let algorithm = context.leaf_key_algorithm();
                     match apply(&context.kubernetes, &goal, observed, effect, algorithm, now).await {
                         Ok(()) => super::tell_effect(context, &vc, "Upgrade", effect),
-                        Err(error) if error.is_final() => {
-                            return refused(context, key, &vc, &attempt, &error, Some(observed)).await;
-                        }
                         Err(error) => {
-                            return expired(context, key, &vc, &attempt, error, Some(observed)).await;
+                            return ended_by(context, key, &vc, &attempt, error, Some(observed)).await;
                         }
                     }
                 }
             }
             Plan::Wait(wait) => return waits(context, key, &vc, &attempt, observed, wait, now).await,
             Plan::Blocked(why) => {
-                return refused(context, key, &vc, &attempt, &Error::Blocked(why), Some(observed)).await;
+                return ended_by(context, key, &vc, &attempt, Error::Blocked(why), Some(observed)).await;
             }
             Plan::Done if attempt.step == UpgradeStep::ApiServer && template.controller_manager.is_some() => {
                 context.events.normal(
@@ -216,7 +212,7 @@ async fn go_on(
     let error = Error::Blocked(
         "the upgrade does not come to rest: something else changes the tenant's objects".into(),
     );
-    refused(context, key, &vc, &attempt, &error, seen.as_ref()).await
+    ended_by(context, key, &vc, &attempt, error, seen.as_ref()).await
 }
 
 fn goal<'a>(context: &Context, tenant: &'a Tenant, template: &'a Template, revision: &'a str) -> Goal<'a> {
@@ -262,8 +258,8 @@ async fn waits(
     failed(context, key, vc, &target, &error, Some(observed), now).await
 }
 
-/// An error that may pass: the attempt ends when it does not pass in time.
-async fn expired(
+/// An error ends the attempt, unless it may pass and there is time left for that.
+async fn ended_by(
     context: &Context,
     key: &TenantKey,
     vc: &VirtualCluster,
@@ -272,40 +268,11 @@ async fn expired(
     observed: Option<&Observed>,
 ) -> Result<Next, Error> {
     let now = context.now();
-    if !time_left(context, attempt, now).is_zero() {
+    if !error.is_final() && !time_left(context, attempt, now).is_zero() {
         return Err(error);
     }
-    failed(
-        context,
-        key,
-        vc,
-        &Target::of(attempt),
-        &error.to_string(),
-        observed,
-        now,
-    )
-    .await
-}
-
-/// An error that will not pass.
-async fn refused(
-    context: &Context,
-    key: &TenantKey,
-    vc: &VirtualCluster,
-    attempt: &UpgradeStatus,
-    error: &Error,
-    observed: Option<&Observed>,
-) -> Result<Next, Error> {
-    failed(
-        context,
-        key,
-        vc,
-        &Target::of(attempt),
-        &error.to_string(),
-        observed,
-        context.now(),
-    )
-    .await
+    let target = Target::of(attempt);
+    failed(context, key, vc, &target, &error.to_string(), observed, now).await
 }
 
 fn time_left(context: &Context, attempt: &UpgradeStatus, now: Timestamp) -> Duration {
