@@ -1,5 +1,6 @@
 //! vc-manager: the manager of `VirtualClusters`, tenant Kubernetes control planes that run as pods in a super cluster.
 
+pub mod admission;
 pub mod api;
 pub mod args;
 pub mod build_info;

@@ -1,0 +1,3 @@
+//! Admission: what the API server asks before it stores a ClusterVersion or a VirtualCluster.
+
+pub mod configuration;
