@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::admission::{Admission, AdmissionMetrics, Cluster};
 use crate::args::ManagerConfig;
 use crate::client;
 use crate::controller::{self, kubernetes::Kubernetes};
@@ -211,7 +212,8 @@ impl Listeners {
             } else {
                 Access::Open
             };
-            let router = router::https(readiness, Arc::clone(metrics), access, axum::Router::new());
+            let admission = admission(config, client, metrics)?;
+            let router = router::https(readiness, Arc::clone(metrics), access, admission);
             self.spawn("https", listener, Some(tls), router);
         }
         if let Some(listener) = health {
@@ -264,6 +266,21 @@ impl Listeners {
             warn!("listeners took too long to stop");
         }
     }
+}
+
+/// The webhooks, if they are enabled.
+fn admission(
+    config: &ManagerConfig,
+    client: &kube::Client,
+    metrics: &Metrics,
+) -> anyhow::Result<axum::Router> {
+    if !config.enable_webhook {
+        return Ok(axum::Router::new());
+    }
+    let counted =
+        AdmissionMetrics::new(metrics.registry()).context("cannot register metrics of admission")?;
+    let cluster = Cluster::new(client.clone(), &config.namespace, config.kube_api_timeout);
+    Ok(Admission::new(cluster, counted).routes())
 }
 
 async fn bind(name: &str, address: &ListenAddr) -> anyhow::Result<TcpListener> {

@@ -1,8 +1,8 @@
 //! The webhook configurations that tell the API server to ask, and the names they are known by.
 
-/// Name of the ValidatingWebhookConfiguration, that of the Go manager.
+/// Name of the `ValidatingWebhookConfiguration`, that of the Go manager.
 pub const VALIDATING_CONFIGURATION: &str = "virtualcluster-validating-webhook-configuration";
-/// Name of the MutatingWebhookConfiguration.
+/// Name of the `MutatingWebhookConfiguration`.
 pub const MUTATING_CONFIGURATION: &str = "virtualcluster-mutating-webhook-configuration";
 /// Name of the Service, in the manager's namespace, that the configurations point at; that of the Go manager.
 pub const SERVICE: &str = "virtualcluster-webhook-service";

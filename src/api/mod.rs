@@ -8,6 +8,7 @@
 pub mod cluster_version;
 pub mod component;
 pub mod crd;
+pub mod field;
 pub mod labels;
 pub mod root_namespace;
 pub mod template;
@@ -16,6 +17,7 @@ pub mod virtual_cluster;
 pub use cluster_version::{ClusterVersion, ClusterVersionSpec, ClusterVersionStatus};
 pub use component::Component;
 pub use crd::crds_yaml;
+pub use field::FieldError;
 pub use virtual_cluster::{UpgradeStep, VirtualCluster, VirtualClusterSpec, VirtualClusterStatus};
 
 /// Field manager of every server-side apply into a root namespace.

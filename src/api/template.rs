@@ -4,17 +4,7 @@
 
 use serde_json::Value;
 
-use super::Component;
-
-/// One thing wrong with the content of a ClusterVersion, with the path it is at.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {problem}")]
-pub struct TemplateError {
-    /// Path from `spec`, such as `spec.etcd.statefulset.metadata.name`.
-    pub path: String,
-    /// What is wrong and what it should be.
-    pub problem: String,
-}
+use super::{Component, FieldError};
 
 /// A bundle: a component's StatefulSet and, where it has one, its Service.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,17 +40,17 @@ pub struct Template {
 
 impl Template {
     /// Reads the content of a ClusterVersion; all problems at once.
-    pub fn parse(content: &Value) -> Result<Self, Vec<TemplateError>> {
+    pub fn parse(content: &Value) -> Result<Self, Vec<FieldError>> {
         let mut errors = Vec::new();
         let etcd = bundle(content, Component::Etcd, &mut errors);
         let api_server = bundle(content, Component::ApiServer, &mut errors);
         let controller_manager = bundle(content, Component::ControllerManager, &mut errors);
 
         if api_server.is_none() && content.get("apiServer").is_none_or(Value::is_null) {
-            errors.push(TemplateError {
-                path: "spec.apiServer".into(),
-                problem: "required: a tenant without an apiserver cannot be provisioned".into(),
-            });
+            errors.push(FieldError::required(
+                "spec.apiServer",
+                "a tenant without an apiserver cannot be provisioned",
+            ));
         }
         let api_server_service = api_server.as_ref().and_then(|b| b.service_name(&mut errors));
         let api_server_port = api_server
@@ -109,16 +99,13 @@ impl Template {
 }
 
 impl Bundle {
-    fn service_name(&self, errors: &mut Vec<TemplateError>) -> Option<String> {
+    fn service_name(&self, errors: &mut Vec<FieldError>) -> Option<String> {
         let path = format!("spec.{}.service", self.component.spec_key());
         let Some(service) = &self.service else {
-            errors.push(TemplateError {
+            errors.push(FieldError::required(
                 path,
-                problem: format!(
-                    "required: the certificates of the {} are made for its name",
-                    self.component
-                ),
-            });
+                format_args!("the certificates of the {} are made for its name", self.component),
+            ));
             return None;
         };
         name_of(service, &path, errors)
@@ -134,83 +121,97 @@ fn first_port(service: &Value) -> u16 {
         .unwrap_or(6443)
 }
 
-fn name_of(object: &Value, path: &str, errors: &mut Vec<TemplateError>) -> Option<String> {
+fn name_of(object: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option<String> {
     match object.pointer("/metadata/name").and_then(Value::as_str) {
         Some(name) if !name.is_empty() => Some(name.to_owned()),
         _ => {
-            errors.push(TemplateError {
-                path: format!("{path}.metadata.name"),
-                problem: "required".into(),
-            });
+            errors.push(FieldError::required(
+                format!("{path}.metadata.name"),
+                "it is part of the tenant's DNS names",
+            ));
             None
         }
     }
 }
 
-fn bundle(content: &Value, component: Component, errors: &mut Vec<TemplateError>) -> Option<Bundle> {
+fn bundle(content: &Value, component: Component, errors: &mut Vec<FieldError>) -> Option<Bundle> {
     let path = format!("spec.{}", component.spec_key());
     let value = content
         .get(component.spec_key())
         .filter(|value| !value.is_null())?;
-    let mut problem = |path: String, problem: String| errors.push(TemplateError { path, problem });
-
     // Upstream dispatches on this name; a wrong one was an error there, too.
-    if let Some(name) = value.pointer("/metadata/name").and_then(Value::as_str)
+    if let Some(name) = value.pointer("/metadata/name").filter(|name| !name.is_null())
         && name != component.name()
     {
-        problem(
+        errors.push(FieldError::not_supported(
             format!("{path}.metadata.name"),
-            format!("must be {:?}, is {name:?}", component.name()),
-        );
+            name,
+            &[component.name()],
+        ));
+    }
+    if !value.is_object() {
+        errors.push(FieldError::invalid(
+            path,
+            value,
+            "must be an object with statefulset and service",
+        ));
+        return None;
     }
     let Some(stateful_set) = value.get("statefulset").filter(|value| value.is_object()) else {
-        problem(
+        errors.push(FieldError::required(
             format!("{path}.statefulset"),
-            "required: a whole apps/v1 StatefulSet".into(),
-        );
+            "a whole apps/v1 StatefulSet",
+        ));
         return None;
     };
-    let replicas = match stateful_set.pointer("/spec/replicas") {
+    let replicas = stateful_set.pointer("/spec/replicas");
+    let count = match replicas {
         None | Some(Value::Null) => Some(1),
         Some(value) => value
             .as_u64()
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n <= 1000),
     };
-    if replicas.is_none() {
-        problem(
+    if count.is_none() {
+        errors.push(FieldError::invalid(
             format!("{path}.statefulset.spec.replicas"),
-            "must be an integer from 0 to 1000".into(),
-        );
+            replicas.unwrap_or(&Value::Null),
+            "must be an integer from 0 to 1000",
+        ));
     }
     if !stateful_set
         .pointer("/spec/template/spec/containers")
         .and_then(Value::as_array)
         .is_some_and(|containers| !containers.is_empty() && containers.iter().all(Value::is_object))
     {
-        problem(
+        errors.push(FieldError::required(
             format!("{path}.statefulset.spec.template.spec.containers"),
-            "must be a list of at least one container".into(),
-        );
+            "a list of at least one container",
+        ));
     }
     let service = value.get("service").filter(|value| !value.is_null());
-    if service.is_some_and(|service| !service.is_object()) {
-        problem(format!("{path}.service"), "must be a whole v1 Service".into());
+    if let Some(service) = service.filter(|service| !service.is_object()) {
+        errors.push(FieldError::invalid(
+            format!("{path}.service"),
+            service,
+            "must be a whole v1 Service",
+        ));
         return None;
     }
     let stateful_set_name = name_of(stateful_set, &format!("{path}.statefulset"), errors)?;
     // Other programs find it by this name, and so did the Go manager.
     if stateful_set_name != component.name() {
-        errors.push(TemplateError {
-            path: format!("{path}.statefulset.metadata.name"),
-            problem: format!("must be {:?}, is {stateful_set_name:?}", component.name()),
-        });
+        errors.push(FieldError::not_supported(
+            format!("{path}.statefulset.metadata.name"),
+            &Value::from(stateful_set_name.as_str()),
+            &[component.name()],
+        ));
     }
     Some(Bundle {
         component,
         stateful_set: stateful_set.clone(),
         stateful_set_name,
-        replicas: replicas?,
+        replicas: count?,
         service: service.cloned(),
     })
 }
@@ -238,7 +239,7 @@ mod tests {
 
         let errors = Template::parse(&json!({})).expect_err("no apiserver");
         assert_eq!(errors.len(), 1);
-        assert_eq!(errors[0].path, "spec.apiServer");
+        assert_eq!(errors[0].field, "spec.apiServer");
     }
 
     #[test]
@@ -249,7 +250,7 @@ mod tests {
             "controllerManager": {"statefulset": 1},
         }))
         .expect_err("broken");
-        let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+        let paths: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
         assert_eq!(
             paths,
             [

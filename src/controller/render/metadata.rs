@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value};
 
-use super::Tenant;
 use crate::api::{cluster_version::canonical_hash, labels};
 
 /// Fields of `metadata` that belong to the API server, or that have no meaning in another namespace.
@@ -18,11 +17,11 @@ const SERVER_SET: [&str; 9] = [
     "uid",
 ];
 
-/// Makes `object` one of the tenant's: its type, its namespace, no status, no server-set metadata.
+/// Makes `object` one of `namespace`: its type, its namespace, no status, no server-set metadata.
 ///
 /// The type is always filled in: samples of the Go manager lack `apiVersion` and `kind` or name a wrong group,
 /// and a bundle's key already says what the object is.
-pub(super) fn place(mut object: Value, api_version: &str, kind: &str, tenant: &Tenant) -> Value {
+pub(super) fn place(mut object: Value, api_version: &str, kind: &str, namespace: &str) -> Value {
     if let Some(map) = object.as_object_mut() {
         map.insert("apiVersion".into(), api_version.into());
         map.insert("kind".into(), kind.into());
@@ -32,14 +31,22 @@ pub(super) fn place(mut object: Value, api_version: &str, kind: &str, tenant: &T
     for key in SERVER_SET {
         metadata.remove(key);
     }
-    metadata.insert("namespace".into(), tenant.root_namespace.as_str().into());
+    metadata.insert("namespace".into(), namespace.into());
     object
 }
 
 /// The object below `key`, made if it is absent, null or no object.
 pub(super) fn child<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
-    as_object(value).entry(key).or_insert(Value::Null);
-    as_object(&mut value[key])
+    descendant(value, &[key])
+}
+
+/// The object at the end of `path`; it and those on the way are made if they are absent, null or no objects.
+pub(super) fn descendant<'a>(value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
+    let mut object = as_object(value);
+    for key in path {
+        object = as_object(object.entry(*key).or_insert(Value::Null));
+    }
+    object
 }
 
 fn as_object(value: &mut Value) -> &mut Map<String, Value> {

@@ -74,6 +74,24 @@ pub enum Kind {
     Service,
 }
 
+/// `object` as it is applied in `namespace`, but for what depends on the tenant: its type, its place, and of a
+/// StatefulSet the update strategy and the label on its pods. Any JSON will do.
+#[must_use]
+pub fn placed(object: Value, kind: Kind, namespace: &str) -> Value {
+    match kind {
+        Kind::Service => metadata::place(object, "v1", "Service", namespace),
+        Kind::StatefulSet => {
+            let mut object = metadata::place(object, "apps/v1", "StatefulSet", namespace);
+            // With OnDelete, which the Go manager's samples say, an upgrade would never reach the pods.
+            metadata::descendant(&mut object, &["spec", "updateStrategy"])
+                .insert("type".into(), "RollingUpdate".into());
+            metadata::descendant(&mut object, &["spec", "template", "metadata", "labels"])
+                .insert(labels::CLUSTER.into(), namespace.into());
+            object
+        }
+    }
+}
+
 /// An object ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendered {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::Value;
 
-use super::{Tenant, TenantSecret, metadata, secret};
+use super::{Kind, Tenant, TenantSecret, metadata, secret};
 use crate::{
-    api::{Component, labels, template::Bundle},
+    api::{Component, template::Bundle},
     pki,
 };
 
@@ -69,16 +69,9 @@ fn hashed(component: Component) -> &'static [TenantSecret] {
 
 /// What all three have in common.
 fn place(bundle: &Bundle, tenant: &Tenant) -> Value {
-    let mut value = metadata::place(bundle.stateful_set.clone(), "apps/v1", "StatefulSet", tenant);
-    let spec = &mut value["spec"];
-    // With OnDelete, which the Go manager's samples say, an upgrade would never reach the pods.
-    metadata::child(spec, "updateStrategy").insert("type".into(), "RollingUpdate".into());
-    let template = &mut spec["template"];
-    let pod_metadata = &mut template["metadata"];
-    if !pod_metadata.is_object() {
-        *pod_metadata = Value::Object(serde_json::Map::new());
-    }
-    metadata::child(pod_metadata, "labels")
-        .insert(labels::CLUSTER.into(), tenant.root_namespace.as_str().into());
-    value
+    super::placed(
+        bundle.stateful_set.clone(),
+        Kind::StatefulSet,
+        &tenant.root_namespace,
+    )
 }

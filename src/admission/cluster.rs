@@ -1,0 +1,171 @@
+//! What admission asks the API server: who uses a ClusterVersion, whether there is one, and whether the embedded
+//! objects can be applied. Few reviews need any of it, and each question has a deadline shorter than the API server's
+//! patience with us.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Service};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective},
+};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use super::cluster_version::trial::{self, Outcome, Trial};
+use crate::{
+    api::{ClusterVersion, FIELD_MANAGER, FieldError, VirtualCluster},
+    client::{CallError, deadline},
+    controller::render::Kind,
+};
+
+/// Longest time for all questions of one review. The webhook configurations give us ten seconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Reviews that may ask at once; others wait for their turn, which counts as asking.
+const TURNS: usize = 8;
+/// Objects read per page of a list.
+const PAGE: u32 = 500;
+
+/// The super cluster, as admission asks it.
+pub struct Cluster {
+    client: Client,
+    namespace: String,
+    limit: Duration,
+    turns: Semaphore,
+}
+
+/// What came of a dry run of embedded objects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tried {
+    /// What the API server would refuse.
+    pub faults: Vec<FieldError>,
+    /// Why it could not be told of some of them.
+    pub untold: Option<String>,
+}
+
+impl Cluster {
+    /// Asks by way of `client`; dry runs go to `namespace`. No call takes longer than `limit`.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, limit: Duration) -> Self {
+        Self {
+            client,
+            namespace: namespace.to_owned(),
+            limit: limit.min(PATIENCE),
+            turns: Semaphore::new(TURNS),
+        }
+    }
+
+    /// Where dry runs go.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Whether there is a ClusterVersion of this name.
+    pub async fn has_cluster_version(&self, name: &str) -> Result<bool, CallError> {
+        let api = Api::<ClusterVersion>::all(self.client.clone());
+        let found = deadline(
+            self.limit,
+            format!("get ClusterVersion {name}"),
+            api.get_metadata_opt(name),
+        )
+        .await?;
+        Ok(found.is_some())
+    }
+
+    /// The VirtualClusters of ClusterVersion `name`, as `<namespace>/<name>`. Read afresh; broken ones count, too.
+    pub async fn tenants_of(&self, name: &str) -> Result<Vec<String>, CallError> {
+        let kind = ApiResource::erase::<VirtualCluster>(&());
+        let api = Api::<DynamicObject>::all_with(self.client.clone(), &kind);
+        let all = async {
+            let mut params = ListParams::default().limit(PAGE);
+            let mut users = Vec::new();
+            loop {
+                let page = api.list(&params).await?;
+                let of_it = page
+                    .items
+                    .iter()
+                    .filter(|tenant| tenant.data["spec"]["clusterVersionName"] == name);
+                users.extend(of_it.map(|tenant| {
+                    format!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any())
+                }));
+                match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                    Some(token) => params = params.continue_token(&token),
+                    None => return Ok(users),
+                }
+            }
+        };
+        deadline(self.limit, "list VirtualClusters", all).await
+    }
+
+    /// Applies each object in a dry run.
+    pub async fn try_out(&self, trials: &[Trial]) -> Tried {
+        if trials.is_empty() {
+            return Tried::default();
+        }
+        let all = async {
+            let _turn = self.turns.acquire().await;
+            join_all(trials.iter().map(|trial| self.try_one(trial))).await
+        };
+        let Ok(outcomes) = tokio::time::timeout(self.limit, all).await else {
+            return Tried {
+                faults: Vec::new(),
+                untold: Some(format!("no answer within {:?}", self.limit)),
+            };
+        };
+        let mut tried = Tried::default();
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Accepted => {}
+                Outcome::Refused(faults) | Outcome::Misshapen(faults) => tried.faults.extend(faults),
+                Outcome::Untold(why) => tried.untold = Some(why),
+            }
+        }
+        tried
+    }
+
+    async fn try_one(&self, trial: &Trial) -> Outcome {
+        let kind = match trial.kind {
+            Kind::StatefulSet => ApiResource::erase::<StatefulSet>(&()),
+            Kind::Service => ApiResource::erase::<Service>(&()),
+        };
+        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &kind);
+        let name = trial.object["metadata"]["name"].as_str().unwrap_or_default();
+        let params = PatchParams {
+            dry_run: true,
+            force: true,
+            field_manager: Some(FIELD_MANAGER.into()),
+            field_validation: Some(ValidationDirective::Strict),
+        };
+        let outcome = match api.patch(name, &params, &Patch::Apply(&trial.object)).await {
+            Ok(_) => return Outcome::Accepted,
+            Err(kube::Error::Api(status)) => trial::outcome(&trial.path, &status),
+            Err(error) => return Outcome::Untold(error.to_string()),
+        };
+        let Outcome::Misshapen(faults) = outcome else {
+            return outcome;
+        };
+        let more = match self.create(&api, &trial.object).await {
+            Some(status) => match trial::outcome(&trial.path, &status) {
+                Outcome::Refused(faults) => faults,
+                _ => Vec::new(),
+            },
+            None => Vec::new(),
+        };
+        Outcome::Refused(trial::joined(faults, more))
+    }
+
+    /// The error of a create in a dry run, if it is one of the API server.
+    async fn create(&self, api: &Api<DynamicObject>, object: &Value) -> Option<Box<kube::core::Status>> {
+        let object = serde_json::from_value(object.clone()).ok()?;
+        let params = PostParams {
+            dry_run: true,
+            field_manager: Some(FIELD_MANAGER.into()),
+        };
+        match api.create(&params, &object).await {
+            Err(kube::Error::Api(status)) => Some(status),
+            _ => None,
+        }
+    }
+}

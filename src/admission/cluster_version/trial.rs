@@ -1,0 +1,326 @@
+//! What the API server itself says of the embedded objects: each is applied in a dry run, in the manager's own
+//! namespace, under a name nobody has. Unknown fields, wrong types, port and selector mistakes are found when the
+//! ClusterVersion is written that way, and not tenants later.
+//!
+//! This module is the pure part: which objects to try, and what an answer means for the ClusterVersion.
+
+use kube::core::Status;
+use serde_json::Value;
+
+use super::rules;
+use crate::{
+    api::{Component, FieldError, field::FieldErrorReason},
+    controller::render::{self, Kind},
+};
+
+/// Most characters of an answer that are passed on.
+const MAX_TEXT: usize = 400;
+
+/// One embedded object, as it is tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trial {
+    /// Path of the object in the ClusterVersion.
+    pub path: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The object.
+    pub object: Value,
+}
+
+/// The embedded objects of `spec` that are to be tried in `namespace`: all, or in an update those whose bundle has
+/// changed.
+#[must_use]
+pub fn trials(spec: &Value, old: Option<&Value>, namespace: &str) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for component in Component::ALL {
+        let bundle_path = format!("spec.{}", component.spec_key());
+        if old.is_some_and(|old| rules::unchanged(&bundle_path, spec, old)) {
+            continue;
+        }
+        let Some(bundle) = spec.get(component.spec_key()) else {
+            continue;
+        };
+        for (key, kind) in [("statefulset", Kind::StatefulSet), ("service", Kind::Service)] {
+            let Some(object) = bundle.get(key).filter(|object| object.is_object()) else {
+                continue;
+            };
+            let mut object = render::placed(object.clone(), kind, namespace);
+            object["metadata"]["name"] = name(component, kind).into();
+            trials.push(Trial {
+                path: format!("{bundle_path}.{key}"),
+                kind,
+                object,
+            });
+        }
+    }
+    trials
+}
+
+/// The name an object is tried under. A rule of ours has looked at its own.
+fn name(component: Component, kind: Kind) -> String {
+    let kind = match kind {
+        Kind::StatefulSet => "set",
+        Kind::Service => "svc",
+    };
+    format!("vc-manager-dry-run-{component}-{kind}")
+}
+
+/// What an answer to a dry run means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The object can be applied.
+    Accepted,
+    /// It can not, for these reasons.
+    Refused(Vec<FieldError>),
+    /// It has not the shape of its kind, for these reasons; the rest of it was not looked at.
+    Misshapen(Vec<FieldError>),
+    /// The answer says nothing of the object: another policy of the manager's namespace, a quota, an outage.
+    Untold(String),
+}
+
+/// What an error answer to the apply of the object at `path` means.
+#[must_use]
+pub fn outcome(path: &str, status: &Status) -> Outcome {
+    let message = status.message.as_str();
+    if status.code == 422 {
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        let faults: Vec<_> = causes
+            .map(|cause| {
+                let field = match cause.field.as_str() {
+                    "" => path.to_owned(),
+                    field => format!("{path}.{field}"),
+                };
+                FieldError::new(
+                    field,
+                    FieldErrorReason::parse(&cause.reason),
+                    shortened(&cause.message),
+                )
+            })
+            .collect();
+        if faults.is_empty() {
+            return Outcome::Refused(vec![unplaced(path, message)]);
+        }
+        return Outcome::Refused(faults);
+    }
+    // Of a body that has not the shape of its kind the API server says so with a 500 and without causes.
+    if let Some(errors) = after(message, "failed to create typed patch object (", "): ") {
+        let lines = errors.strip_prefix("errors:").unwrap_or(errors).lines();
+        let lines = lines.map(str::trim).filter(|line| !line.is_empty());
+        return Outcome::Misshapen(lines.map(|line| schema_fault(path, line)).collect());
+    }
+    if let Some(error) = after(message, "failed to convert new object (", "): ")
+        .or_else(|| after(message, "failed to convert new object (", " to proper version: "))
+    {
+        return Outcome::Misshapen(vec![unplaced(path, error)]);
+    }
+    if status.code == 400 {
+        return Outcome::Misshapen(vec![unplaced(path, message)]);
+    }
+    Outcome::Untold(shortened(message))
+}
+
+/// One line of a failed match with the schema, as in `.spec.foo: field not declared in schema`.
+fn schema_fault(path: &str, line: &str) -> FieldError {
+    let Some((field, problem)) = line.strip_prefix('.').and_then(|line| line.split_once(": ")) else {
+        return unplaced(path, line);
+    };
+    let field = format!("{path}.{field}");
+    if problem == "field not declared in schema" {
+        return FieldError::new(
+            field,
+            FieldErrorReason::Invalid,
+            "Invalid value: unknown field, not in the schema of this API server",
+        );
+    }
+    let reason = if problem.starts_with("duplicate entries") {
+        FieldErrorReason::Duplicate
+    } else {
+        FieldErrorReason::Invalid
+    };
+    FieldError::new(field, reason, format!("Invalid value: {}", shortened(problem)))
+}
+
+/// A fault that no field is named for.
+fn unplaced(path: &str, message: &str) -> FieldError {
+    FieldError::new(
+        path,
+        FieldErrorReason::Invalid,
+        format!("Invalid value: {}", shortened(message)),
+    )
+}
+
+/// What comes after `mark`, in a text that begins with `prefix`.
+fn after<'a>(text: &'a str, prefix: &str, mark: &str) -> Option<&'a str> {
+    text.strip_prefix(prefix)?.split_once(mark).map(|(_, rest)| rest)
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_TEXT) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Faults in the shape of an object and those that were found besides. The same duplicate is told by both.
+#[must_use]
+pub fn joined(shape: Vec<FieldError>, besides: Vec<FieldError>) -> Vec<FieldError> {
+    let told = |fault: &FieldError| {
+        fault.reason == FieldErrorReason::Duplicate
+            && besides
+                .iter()
+                .any(|other| other.reason == fault.reason && other.field.starts_with(&fault.field))
+    };
+    let mut all: Vec<_> = shape.into_iter().filter(|fault| !told(fault)).collect();
+    all.extend(besides);
+    all
+}
+
+/// `own` and `tried` together. What the API server says is left out where a rule of ours has said it of the same
+/// field, and so are its unplaced words about an object in which ours have found a place.
+#[must_use]
+pub fn merged(own: Vec<FieldError>, tried: Vec<FieldError>) -> Vec<FieldError> {
+    let known = |fault: &FieldError| {
+        own.iter().any(|known| {
+            known.field == fault.field
+                || (is_object(&fault.field) && known.field.starts_with(&format!("{}.", fault.field)))
+        })
+    };
+    let new: Vec<_> = tried.into_iter().filter(|fault| !known(fault)).collect();
+    own.into_iter().chain(new).collect()
+}
+
+/// Whether a path is that of a whole embedded object.
+fn is_object(path: &str) -> bool {
+    path.split('.').count() == 3
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const PATH: &str = "spec.etcd.statefulset";
+
+    fn status(value: Value) -> Status {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn refused(value: Value) -> Vec<String> {
+        match outcome(PATH, &status(value)) {
+            Outcome::Refused(faults) | Outcome::Misshapen(faults) => {
+                faults.iter().map(ToString::to_string).collect()
+            }
+            other @ (Outcome::Accepted | Outcome::Untold(_)) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn causes_are_put_below_the_path_of_the_object() {
+        let faults = refused(
+            json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": "long", "details": {"causes": [
+                {"reason": "FieldValueDuplicate", "message": "Duplicate value: \"c\"", "field": "spec.template.spec.containers[1].name"},
+                {"reason": "SomethingNew", "message": "x", "field": ""},
+            ]}}),
+        );
+        assert_eq!(
+            faults,
+            [
+                "spec.etcd.statefulset.spec.template.spec.containers[1].name: Duplicate value: \"c\"",
+                "spec.etcd.statefulset: x"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wrong_shape_is_a_fault_although_the_answer_is_a_500() {
+        // As kube-apiserver 1.34 answers.
+        let one = "failed to create typed patch object (ns/dr; apps/v1, Kind=StatefulSet): .spec.replicas: expected numeric (int or float), got string";
+        let two = "failed to create typed patch object (ns/dr; apps/v1, Kind=StatefulSet): errors:\n  .spec.template.spec.bar: field not declared in schema\n  .spec.ports: duplicate entries for key [port=443,protocol=\"TCP\"]";
+        let quantity = "failed to convert new object (ns/dr; apps/v1, Kind=StatefulSet) to proper version: unable to convert unstructured object to apps/v1, Kind=StatefulSet: quantities must match the regular expression '^x$'";
+        for (message, faults) in [
+            (
+                one,
+                vec![
+                    "spec.etcd.statefulset.spec.replicas: Invalid value: expected numeric (int or float), got string",
+                ],
+            ),
+            (
+                two,
+                vec![
+                    "spec.etcd.statefulset.spec.template.spec.bar: Invalid value: unknown field, not in the schema of this API server",
+                    "spec.etcd.statefulset.spec.ports: Invalid value: duplicate entries for key [port=443,protocol=\"TCP\"]",
+                ],
+            ),
+            (
+                quantity,
+                vec![
+                    "spec.etcd.statefulset: Invalid value: unable to convert unstructured object to apps/v1, Kind=StatefulSet: quantities must match the regular expression '^x$'",
+                ],
+            ),
+        ] {
+            assert_eq!(
+                refused(json!({"status": "Failure", "code": 500, "message": message})),
+                faults
+            );
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_object_is_no_fault() {
+        for (code, message) in [
+            (403, "exceeded quota"),
+            (404, "namespaces \"x\" not found"),
+            (409, "conflict"),
+            (429, "too many requests"),
+            (500, "etcdserver: request timed out"),
+        ] {
+            let status = status(json!({"status": "Failure", "code": code, "message": message}));
+            assert_eq!(outcome(PATH, &status), Outcome::Untold(message.into()));
+        }
+    }
+
+    #[test]
+    fn only_changed_bundles_are_tried() {
+        let spec = json!({
+            "etcd": {"statefulset": {"metadata": {"name": "etcd", "uid": "u"}}, "service": {}},
+            "apiServer": {"statefulset": {}, "service": null},
+            "controllerManager": null,
+        });
+        let paths = |old: Option<&Value>| -> Vec<String> {
+            trials(&spec, old, "ns")
+                .into_iter()
+                .map(|trial| trial.path)
+                .collect()
+        };
+        assert_eq!(
+            paths(None),
+            [
+                "spec.etcd.statefulset",
+                "spec.etcd.service",
+                "spec.apiServer.statefulset"
+            ]
+        );
+        let mut old = spec.clone();
+        old["apiServer"]["statefulset"] = json!({"a": 1});
+        assert_eq!(paths(Some(&old)), ["spec.apiServer.statefulset"]);
+        let etcd = trials(&spec, None, "ns").remove(0).object;
+        assert_eq!(
+            etcd["metadata"],
+            json!({"name": "vc-manager-dry-run-etcd-set", "namespace": "ns"})
+        );
+        assert_eq!(etcd["apiVersion"], "apps/v1");
+    }
+
+    #[test]
+    fn nothing_is_told_twice() {
+        let own = vec![FieldError::required("spec.etcd.statefulset.spec.a", "x")];
+        let tried = vec![
+            FieldError::required("spec.etcd.statefulset.spec.a", "y"),
+            FieldError::required("spec.etcd.statefulset", "quantities must match"),
+            FieldError::required("spec.etcd.service", "z"),
+        ];
+        let fields: Vec<_> = merged(own, tried).into_iter().map(|fault| fault.field).collect();
+        assert_eq!(fields, ["spec.etcd.statefulset.spec.a", "spec.etcd.service"]);
+    }
+}

@@ -1,0 +1,201 @@
+//! The webhooks over HTTP: a path each, a review in, an answer out.
+//!
+//! A body that is a review is always answered with 200 and a review, refused or not; anything else gets a status and a
+//! line of text.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use http::{HeaderMap, StatusCode, header};
+use tracing::{error, info, warn};
+
+use super::{
+    body::{Budget, Rejected},
+    cluster::Cluster,
+    cluster_version,
+    configuration::{MUTATE_CLUSTER_VERSION, VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER},
+    metrics::AdmissionMetrics,
+    review::Review,
+    verdict::Verdict,
+    virtual_cluster,
+};
+
+/// A webhook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Webhook {
+    /// Mutates ClusterVersions.
+    MutateClusterVersion,
+    /// Validates ClusterVersions.
+    ValidateClusterVersion,
+    /// Validates VirtualClusters.
+    ValidateVirtualCluster,
+}
+
+impl Webhook {
+    /// All of them.
+    pub const ALL: [Self; 3] = [
+        Self::MutateClusterVersion,
+        Self::ValidateClusterVersion,
+        Self::ValidateVirtualCluster,
+    ];
+
+    /// Path it is served at, as controller-runtime forms it.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::MutateClusterVersion => "/mutate-tenancy-x-k8s-io-v1alpha1-clusterversion",
+            Self::ValidateClusterVersion => "/validate-tenancy-x-k8s-io-v1alpha1-clusterversion",
+            Self::ValidateVirtualCluster => "/validate-tenancy-x-k8s-io-v1alpha1-virtualcluster",
+        }
+    }
+
+    /// Name it has in the configurations, and in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MutateClusterVersion => MUTATE_CLUSTER_VERSION,
+            Self::ValidateClusterVersion => VALIDATE_CLUSTER_VERSION,
+            Self::ValidateVirtualCluster => VALIDATE_VIRTUAL_CLUSTER,
+        }
+    }
+
+    /// Kind it is asked of, in the group `tenancy.x-k8s.io`.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::MutateClusterVersion | Self::ValidateClusterVersion => "ClusterVersion",
+            Self::ValidateVirtualCluster => "VirtualCluster",
+        }
+    }
+}
+
+/// What the webhooks need.
+pub struct Admission {
+    cluster: Cluster,
+    metrics: AdmissionMetrics,
+    budget: Budget,
+}
+
+impl Admission {
+    /// Webhooks that ask `cluster` and are counted in `metrics`.
+    #[must_use]
+    pub fn new(cluster: Cluster, metrics: AdmissionMetrics) -> Self {
+        Self {
+            cluster,
+            metrics,
+            budget: Budget::default(),
+        }
+    }
+
+    /// The routes of all webhooks.
+    pub fn routes(self) -> Router {
+        let admission = Arc::new(self);
+        Webhook::ALL.into_iter().fold(Router::new(), |router, webhook| {
+            let handler =
+                move |State(admission): State<Arc<Self>>, headers: HeaderMap, body: Body| async move {
+                    admission.answer(webhook, &headers, body).await
+                };
+            router.merge(
+                Router::new()
+                    .route(webhook.path(), post(handler))
+                    .with_state(Arc::clone(&admission)),
+            )
+        })
+    }
+
+    async fn answer(&self, webhook: Webhook, headers: &HeaderMap, body: Body) -> Response {
+        match self.review(webhook, headers, body).await {
+            Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer).into_response(),
+            Err((status, text)) => {
+                self.metrics.rejected(webhook, status);
+                warn!(
+                    webhook = webhook.name(),
+                    status = status.as_u16(),
+                    reason = text.trim(),
+                    "request is no review"
+                );
+                (status, text).into_response()
+            }
+        }
+    }
+
+    async fn review(
+        &self,
+        webhook: Webhook,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Vec<u8>, (StatusCode, String)> {
+        if !is_json(headers) {
+            return Err(text((
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "the content type has to be application/json\n",
+            )));
+        }
+        let body = self.budget.read(body).await.map_err(text)?;
+        let started = Instant::now();
+        let review =
+            Review::parse(&body.bytes).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
+        let verdict = self.verdict(webhook, &review).await;
+        self.metrics
+            .answered(webhook, review.operation, &verdict, started.elapsed());
+        log(webhook, &review, &verdict);
+        review.answer(&verdict).map_err(|error| {
+            error!(%error, "cannot write an answer");
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "cannot write the answer\n".to_owned(),
+            )
+        })
+    }
+
+    async fn verdict(&self, webhook: Webhook, review: &Review) -> Verdict {
+        if (review.group.as_str(), review.kind.as_str()) != ("tenancy.x-k8s.io", webhook.kind()) {
+            return Verdict::bad_request(format!(
+                "{} is asked of {}.tenancy.x-k8s.io only, and not of {}.{}: see the rules of the webhook configuration",
+                webhook.name(),
+                webhook.kind(),
+                review.kind,
+                review.group
+            ));
+        }
+        match webhook {
+            Webhook::MutateClusterVersion => cluster_version::mutate(review),
+            Webhook::ValidateClusterVersion => cluster_version::validate(review, &self.cluster).await,
+            Webhook::ValidateVirtualCluster => virtual_cluster::validate(review, &self.cluster).await,
+        }
+    }
+}
+
+fn text((status, text): Rejected) -> (StatusCode, String) {
+    (status, text.to_owned())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    content_type
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// A refusal is told with who, what and why, but without any value of the object.
+fn log(webhook: Webhook, review: &Review, verdict: &Verdict) {
+    if let Verdict::Refused { refusal, .. } = verdict {
+        info!(
+            webhook = webhook.name(),
+            operation = review.operation.as_str(),
+            kind = review.kind,
+            namespace = review.namespace,
+            name = review.name,
+            user = review.user,
+            code = refusal.code,
+            reasons = refusal.reasons(),
+            "refused"
+        );
+    }
+}
