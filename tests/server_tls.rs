@@ -415,7 +415,7 @@ async fn drain_has_a_deadline() {
 }
 
 #[tokio::test]
-async fn connections_are_limited() {
+async fn connections_are_limited_and_idle_ones_make_room() {
     let server = Server::start(
         None,
         hello(),
@@ -425,20 +425,37 @@ async fn connections_are_limited() {
         },
     )
     .await;
-    let (mut first, mut second, mut third) = (server.tcp().await, server.tcp().await, server.tcp().await);
+    let (mut first, mut second) = (server.tcp().await, server.tcp().await);
     exchange(&mut first, "/").await.unwrap();
     exchange(&mut second, "/").await.unwrap();
-    assert!(timeout(SECOND / 2, exchange(&mut third, "/")).await.is_err());
-    drop(first);
-    let mut answer = [0; 15];
-    timeout(5 * SECOND, third.read_exact(&mut answer))
+    let mut third = server.tcp().await;
+    timeout(SECOND, exchange(&mut third, "/")).await.unwrap().unwrap();
+    assert!(
+        exchange(&mut first, "/").await.is_err(),
+        "the longest idle was closed"
+    );
+
+    // Busy ones are not: the next waits for them.
+    let start = Instant::now();
+    let busy = [second, third].map(|mut stream| {
+        tokio::spawn(async move {
+            exchange(&mut stream, "/slow").await.unwrap();
+            stream
+        })
+    });
+    sleep(SECOND / 4).await;
+    let mut fourth = server.tcp().await;
+    timeout(10 * SECOND, exchange(&mut fourth, "/"))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200 OK");
+    assert!(start.elapsed() >= SECOND);
+    for stream in busy {
+        drop(stream.await.unwrap());
+    }
     // The limit does not keep the listener from stopping.
     server.stop.cancel();
-    drop((second, third));
+    drop(fourth);
     assert_eq!(
         timeout(5 * SECOND, server.task).await.unwrap().unwrap(),
         Drained::Clean

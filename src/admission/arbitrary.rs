@@ -56,7 +56,7 @@ proptest! {
         let _ = frozen::changed(&spec, &old);
         let _ = versions::warnings(&spec, &old);
         let _ = trial::trials(&spec, Some(&old), "ns");
-        let _ = default::patch(&spec);
+        let _ = default::patch(&spec, Some(&old));
     }
 
     #[test]

@@ -3,18 +3,21 @@
 
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use futures::StreamExt as _;
 use http::StatusCode;
+use hyper::body::Body as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 /// Largest body. A review carries the object before and after, and the managed fields of both.
 pub const BODY_LIMIT: usize = 8 * 1024 * 1024;
 /// Memory for all reviews at once.
-const BUDGET: usize = 48 * 1024 * 1024;
+const BUDGET: usize = 32 * 1024 * 1024;
 /// The budget is counted in units of so many bytes.
 const UNIT: usize = 1024;
+/// Memory for what is made of one body. The largest object that can be stored, twice, takes two thirds of it.
+const ONE_BUDGET: usize = BUDGET / 4 * 3;
 /// Memory that each value in a body takes once it is read, its share of a map included.
 const PER_VALUE: usize = 96;
 /// Time for a body to arrive and to find room.
@@ -56,7 +59,12 @@ impl Budget {
     }
 
     async fn read_all(&self, body: Body) -> Result<Held<'_>, Rejected> {
-        let mut bytes = Vec::new();
+        // Room for what is announced, so that it need not grow, and thus be there twice. The system gives it page by page.
+        let announced = body
+            .size_hint()
+            .upper()
+            .and_then(|size| usize::try_from(size).ok());
+        let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(BODY_LIMIT));
         let mut room = self.room(0).await?;
         let mut held = 0;
         let mut chunks = body.into_data_stream();
@@ -64,6 +72,8 @@ impl Budget {
             let chunk: Bytes =
                 chunk.map_err(|_| (StatusCode::BAD_REQUEST, "the body ended before its end\n"))?;
             if bytes.len() + chunk.len() > BODY_LIMIT {
+                drop((bytes, room));
+                discard(chunks).await;
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 8 MiB\n"));
             }
             // In whole units only: a body that comes byte by byte takes no more room than another.
@@ -77,7 +87,7 @@ impl Budget {
     }
 
     async fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Rejected> {
-        if bytes > BUDGET / 2 {
+        if bytes > ONE_BUDGET {
             return Err((
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the body has more values than any object that can be stored\n",
@@ -89,6 +99,16 @@ impl Budget {
             .acquire_many(units)
             .await
             .map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "no room\n"))
+    }
+}
+
+/// Reads on without keeping anything, though not for ever: a peer that is cut off while it sends does not see why.
+async fn discard(mut chunks: BodyDataStream) {
+    let mut left = BODY_LIMIT;
+    while left > 0
+        && let Some(Ok(chunk)) = chunks.next().await
+    {
+        left = left.saturating_sub(chunk.len());
     }
 }
 
@@ -135,7 +155,7 @@ mod tests {
     async fn what_finds_no_room_waits_and_is_sent_away() {
         let budget = impatient();
         let mut held = Vec::new();
-        for _ in 0..6 {
+        for _ in 0..4 {
             held.push(budget.read(chunked(8, 1024 * 1024 - 1024)).await.ok().unwrap());
         }
         let rejected = budget.read(chunked(1, 1024 * 1024)).await.err().unwrap();

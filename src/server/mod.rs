@@ -3,6 +3,7 @@
 //! Every replica runs all of them, leader or not. A listener takes no more connections than its limit, closes those
 //! that dawdle, and at shutdown finishes what is in flight.
 
+mod connections;
 pub mod health;
 pub mod listen;
 pub mod metrics_endpoint;

@@ -1,14 +1,14 @@
 //! The accept loop of one listener, plain or TLS.
 //!
-//! Invariants: a connection holds one of a fixed number of permits from before it is accepted until it is closed, and
-//! each of its phases ends by a timer at the latest: TLS handshake, request head, idleness, drain. A peer can thus
-//! neither exhaust the process nor hold up its end.
+//! Invariants: a connection holds one of a fixed number of permits until it is closed; at most one more is accepted and
+//! waits for one, for which the longest idle connection makes room. Each phase of a connection ends by a timer at the
+//! latest: TLS handshake, request head, idleness, drain. A peer can thus neither exhaust the process, nor keep others
+//! out, nor hold up its end.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,7 +20,7 @@ use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -28,12 +28,13 @@ use tokio_util::task::TaskTracker;
 use tower::{ServiceExt as _, service_fn};
 use tracing::{Instrument as _, debug, debug_span, info, warn};
 
+use super::connections::{Connections, Entered};
 use super::tls::ALPN_HTTP2;
 
 /// What a listener allows its peers.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections open at once; further ones wait in the kernel's backlog.
+    /// Connections open at once. For a further one the longest idle is closed; if all are busy, it waits.
     pub connections: usize,
     /// Time for the TLS handshake.
     pub handshake: Duration,
@@ -54,7 +55,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 512,
+            connections: 256,
             handshake: Duration::from_secs(10),
             request_head: Duration::from_secs(10),
             idle: Duration::from_mins(3),
@@ -66,6 +67,12 @@ impl Default for Limits {
     }
 }
 
+/// Time for a connection to close by itself when it has to make room.
+const EVICTION: Duration = Duration::from_millis(100);
+/// Time before the next one has to.
+const EVICTION_PAUSE: Duration = Duration::from_millis(20);
+/// What a connection may have sent that nobody has read yet. (hyper's own limits are 400 KiB and 1 MiB.)
+const UNREAD: u32 = 128 * 1024;
 /// Time for the first request on a connection once the listener is to stop.
 const FIRST_REQUEST_AT_SHUTDOWN: Duration = Duration::from_millis(500);
 
@@ -91,6 +98,7 @@ pub async fn serve(
     let local = listener.local_addr().ok().map(tracing::field::display);
     info!(listener = name, address = local, tls = tls.is_some(), "listening");
     let permits = Arc::new(Semaphore::new(limits.connections));
+    let registry = Arc::new(Connections::new());
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let peer = Arc::new(Peer {
@@ -100,10 +108,11 @@ pub async fn serve(
         stop: stop.clone(),
         cut: cut.clone(),
     });
-    while let Some((stream, address, permit)) = accept(name, &listener, &permits, &peer).await {
+    while let Some((stream, address, permit)) = accept(name, &listener, &permits, &registry, &peer).await {
         let peer = Arc::clone(&peer);
+        let entered = registry.enter();
         let span = debug_span!("connection", listener = name, peer = %address);
-        connections.spawn(async move { peer.handle(stream, permit).await }.instrument(span));
+        connections.spawn(async move { peer.handle(stream, permit, entered).await }.instrument(span));
     }
     // New connections are refused from here on.
     drop(listener);
@@ -130,13 +139,13 @@ async fn accept(
     name: &str,
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
+    registry: &Connections,
     peer: &Peer,
 ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
     loop {
-        // The permit comes first: a connection that cannot be served must not be accepted.
         let next = async {
-            let permit = Arc::clone(permits).acquire_owned().await;
-            (listener.accept().await, permit)
+            let accepted = listener.accept().await;
+            (accepted, permit(name, permits, registry).await)
         };
         let (accepted, permit) = tokio::select! {
             biased;
@@ -163,6 +172,28 @@ async fn accept(
     }
 }
 
+/// A permit for the connection just accepted, for which others make room.
+async fn permit(
+    name: &str,
+    permits: &Arc<Semaphore>,
+    registry: &Connections,
+) -> Result<OwnedSemaphorePermit, AcquireError> {
+    if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
+        return Ok(permit);
+    }
+    let waiting = Arc::clone(permits).acquire_owned();
+    let mut waiting = pin!(waiting);
+    loop {
+        // Again and again, for one that was busy may be idle now.
+        if registry.evict() {
+            debug!(listener = name, "full: the longest idle connection makes room");
+        }
+        if let Ok(permit) = timeout(EVICTION_PAUSE, waiting.as_mut()).await {
+            return permit;
+        }
+    }
+}
+
 fn is_peer_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -184,37 +215,38 @@ struct Peer {
 
 impl Peer {
     /// Serves one connection to its end.
-    async fn handle(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    async fn handle(&self, stream: TcpStream, permit: OwnedSemaphorePermit, entered: Entered) {
         let _permit = permit;
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
         let Some(tls) = &self.tls else {
-            return self.serve(stream, false).await;
+            return self.serve(stream, false, &entered).await;
         };
         let handshake = timeout(self.limits.handshake, tls.accept(stream));
         let accepted = tokio::select! {
             () = self.stop.cancelled() => return,
+            () = entered.activity.evicted.cancelled() => return,
             accepted = handshake => accepted,
         };
         match accepted {
             Ok(Ok(stream)) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP2);
                 // Boxed: the TLS state is large and would otherwise be part of every plain connection's future too.
-                Box::pin(self.serve(stream, http2)).await;
+                Box::pin(self.serve(stream, http2, &entered)).await;
             }
             Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
             Err(_) => debug!("TLS handshake took too long"),
         }
     }
 
-    async fn serve<S>(&self, stream: S, http2: bool)
+    async fn serve<S>(&self, stream: S, http2: bool, entered: &Entered)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let activity = Arc::new(Activity::default());
+        let activity = &entered.activity;
         let service = {
-            let (router, activity) = (self.router.clone(), Arc::clone(&activity));
+            let (router, activity) = (self.router.clone(), Arc::clone(activity));
             service_fn(move |request: Request<Incoming>| {
                 let guard = activity.begin();
                 let response = router.clone().oneshot(request);
@@ -232,7 +264,7 @@ impl Peer {
         let first = Instant::now() + self.limits.request_head;
         let mut check = interval_at(first, self.limits.idle);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut seen, mut closing) = (0, false);
+        let (mut seen, mut closing, mut evicted) = (0, false, false);
         loop {
             tokio::select! {
                 result = connection.as_mut() => {
@@ -242,17 +274,25 @@ impl Peer {
                     return;
                 }
                 () = self.cut.cancelled() => return,
+                () = activity.evicted.cancelled(), if !evicted => {
+                    if activity.requests() == 0 {
+                        return;
+                    }
+                    (evicted, closing, seen) = (true, true, activity.requests());
+                    connection.as_mut().graceful_shutdown();
+                    check.reset_after(EVICTION);
+                }
                 () = self.stop.cancelled(), if !closing => {
                     closing = true;
                     connection.as_mut().graceful_shutdown();
                     // HTTP/2 waits for the peer's preface even so; one that is not on its way by now is not coming.
-                    if activity.requests.load(Ordering::Relaxed) == 0 {
+                    if activity.requests() == 0 {
                         check.reset_after(FIRST_REQUEST_AT_SHUTDOWN);
                     }
                 }
                 _ = check.tick() => {
-                    let served = activity.requests.load(Ordering::Relaxed);
-                    let busy = activity.in_flight.load(Ordering::Relaxed) > 0;
+                    let served = activity.requests();
+                    let busy = activity.in_flight() > 0;
                     if !busy && served == seen {
                         if served == 0 || closing {
                             debug!("connection closed: no request in time");
@@ -279,37 +319,16 @@ impl Peer {
         builder
             .http1()
             .timer(TokioTimer::new())
+            .max_buf_size(UNREAD as usize)
             .header_read_timeout(self.limits.request_head);
         builder
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(self.limits.http2_ping)
             .keep_alive_timeout(self.limits.http2_ping_timeout)
+            .initial_stream_window_size(UNREAD)
+            .initial_connection_window_size(UNREAD)
             .max_concurrent_streams(128);
         builder
-    }
-}
-
-/// Requests of one connection.
-#[derive(Default)]
-struct Activity {
-    requests: AtomicU64,
-    in_flight: AtomicUsize,
-}
-
-impl Activity {
-    fn begin(self: &Arc<Self>) -> InFlight {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlight(Arc::clone(self))
-    }
-}
-
-/// Counts a request as in flight until dropped.
-struct InFlight(Arc<Activity>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

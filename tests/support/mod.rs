@@ -21,6 +21,7 @@ mod record;
 mod scope;
 pub mod templates;
 mod traffic;
+pub mod webhook;
 
 pub use apiserver::ApiServer;
 pub use driver::Driver;

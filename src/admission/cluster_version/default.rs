@@ -13,14 +13,19 @@ use crate::api::Component;
 const ROLLING_UPDATE: &str = "RollingUpdate";
 
 /// The changes to a ClusterVersion with this `spec`, and a line for each that took something away.
+///
+/// In an update `old` is what stands there now. A bundle that is not edited is not changed here either: an edit of the
+/// policy alone, or of another bundle, must not be a new revision of this one.
 #[must_use]
-pub fn patch(spec: &Value) -> (Vec<PatchOperation>, Vec<String>) {
+pub fn patch(spec: &Value, old: Option<&Value>) -> (Vec<PatchOperation>, Vec<String>) {
     let mut operations = Vec::new();
     let mut warnings = Vec::new();
     for component in Component::ALL {
-        let set = spec
-            .get(component.spec_key())
-            .and_then(|bundle| bundle.get("statefulset"));
+        let bundle = spec.get(component.spec_key());
+        if old.is_some_and(|old| old.get(component.spec_key()) == bundle) {
+            continue;
+        }
+        let set = bundle.and_then(|bundle| bundle.get("statefulset"));
         let Some(Value::Object(set_spec)) = set.and_then(|set| set.get("spec")) else {
             continue;
         };
@@ -65,7 +70,7 @@ mod tests {
 
     fn applied(spec: &Value) -> (Value, Vec<String>) {
         let mut object = json!({"spec": spec});
-        let (patch, warnings) = patch(spec);
+        let (patch, warnings) = patch(spec, None);
         json_patch::patch(&mut object, &patch).expect("the patch fits");
         (object["spec"].take(), warnings)
     }
@@ -108,13 +113,28 @@ mod tests {
 
     #[test]
     fn a_person_reads_what_was_changed() {
-        let (_, warnings) = patch(&with(&json!({"type": "OnDelete"})));
+        let (_, warnings) = patch(&with(&json!({"type": "OnDelete"})), None);
         assert_eq!(
             warnings,
             [
                 "spec.etcd.statefulset.spec.updateStrategy.type: changed from \"OnDelete\" to \"RollingUpdate\", so that \
               upgrades reach the pods"
             ]
+        );
+    }
+
+    #[test]
+    fn a_bundle_that_is_not_edited_stays_as_it_is() {
+        let old = json!({"etcd": {"statefulset": {"spec": {}}}, "apiServer": {"statefulset": {"spec": {}}}});
+        let mut new = old.clone();
+        new["upgradePolicy"] = json!({"paused": true});
+        assert!(patch(&new, Some(&old)).0.is_empty());
+        new["etcd"]["service"] = json!({});
+        let (operations, _) = patch(&new, Some(&old));
+        assert_eq!(operations.len(), 1);
+        assert_eq!(
+            operations[0].path().to_string(),
+            "/spec/etcd/statefulset/spec/updateStrategy"
         );
     }
 
@@ -128,7 +148,7 @@ mod tests {
             json!({"etcd": {"statefulset": {"metadata": {}}}, "apiServer": {"statefulset": {"spec": null}}}),
             json!({"etcd": {"statefulset": []}, "other": {"statefulset": {"spec": {}}}, "apiServer": 7}),
         ] {
-            assert_eq!(patch(&spec), (vec![], vec![]), "{spec}");
+            assert_eq!(patch(&spec, None), (vec![], vec![]), "{spec}");
         }
     }
 
@@ -158,7 +178,7 @@ mod tests {
             let (after, _) = applied(&spec);
             prop_assert_eq!(&after, &expected(spec));
             // A second pass has nothing to do.
-            prop_assert_eq!(patch(&after), (vec![], vec![]));
+            prop_assert_eq!(patch(&after, None), (vec![], vec![]));
         }
     }
 }

@@ -23,10 +23,10 @@ const NAMED: usize = 5;
 /// be a new revision that nobody asked for.
 #[must_use]
 pub fn mutate(review: &Review) -> Verdict {
-    let Some((spec, _)) = written(review) else {
+    let Some((spec, old)) = written(review) else {
         return Verdict::allowed();
     };
-    let (patch, warnings) = default::patch(spec);
+    let (patch, warnings) = default::patch(spec, old);
     Verdict::Allowed { patch, warnings }
 }
 

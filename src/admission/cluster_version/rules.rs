@@ -62,7 +62,7 @@ const KEYS_OF_SPEC: [&str; 4] = ["etcd", "apiServer", "controllerManager", "upgr
 const KEYS_OF_BUNDLE: [&str; 3] = ["metadata", "statefulset", "service"];
 
 /// The place of a field's bundle in the order of components.
-fn rank(field: &str) -> usize {
+pub(super) fn rank(field: &str) -> usize {
     let key = field.split('.').nth(1).unwrap_or_default();
     Component::ALL
         .iter()

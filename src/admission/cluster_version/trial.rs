@@ -186,7 +186,9 @@ pub fn merged(own: Vec<FieldError>, tried: Vec<FieldError>) -> Vec<FieldError> {
         })
     };
     let new: Vec<_> = tried.into_iter().filter(|fault| !known(fault)).collect();
-    own.into_iter().chain(new).collect()
+    let mut all: Vec<_> = own.into_iter().chain(new).collect();
+    all.sort_by_key(|fault| rules::rank(&fault.field));
+    all
 }
 
 /// Whether a path is that of a whole embedded object.
