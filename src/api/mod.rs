@@ -10,6 +10,7 @@ pub mod component;
 pub mod crd;
 pub mod labels;
 pub mod root_namespace;
+mod schema;
 pub mod template;
 pub mod virtual_cluster;
 
