@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
+use super::{Component, schema};
+
 /// What a ClusterVersion says, as raw JSON.
 ///
 /// The bundles `etcd`, `apiServer` and `controllerManager` hold whole StatefulSets and Services. They are kept
@@ -37,22 +39,15 @@ impl JsonSchema for ClusterVersionSpec {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let bundle = |description: &str| {
-            json_schema!({
-                "description": description,
-                "type": "object",
-                "x-kubernetes-preserve-unknown-fields": true,
-            })
-        };
         json_schema!({
             "description": "The bundles of the control plane's components. Each is {metadata: {name}, statefulset, service}, \
                             where statefulset is a whole apps/v1 StatefulSet and service a whole v1 Service.",
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": true,
             "properties": {
-                "etcd": bundle("The etcd of a tenant. Applied once, when the tenant is made; an upgrade never touches it."),
-                "apiServer": bundle("The kube-apiserver of a tenant. Its service is the address of the tenant."),
-                "controllerManager": bundle("The kube-controller-manager of a tenant. Optional; its service, too."),
+                "etcd": schema::bundle(Component::Etcd, "The etcd of a tenant. Applied once, when the tenant is made; an upgrade never touches it."),
+                "apiServer": schema::bundle(Component::ApiServer, "The kube-apiserver of a tenant. Its service is the address of the tenant."),
+                "controllerManager": schema::bundle(Component::ControllerManager, "The kube-controller-manager of a tenant. Optional; its service, too."),
             },
         })
     }

@@ -3,7 +3,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
-use super::{ClusterVersion, VirtualCluster};
+use super::{ClusterVersion, VirtualCluster, schema};
 
 /// An object cannot be written as YAML.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,14 @@ pub struct CrdError {
 /// Both definitions: ClusterVersion, VirtualCluster.
 #[must_use]
 pub fn crds() -> [CustomResourceDefinition; 2] {
-    [ClusterVersion::crd(), VirtualCluster::crd()]
+    let [mut cluster_version, mut virtual_cluster] = [ClusterVersion::crd(), VirtualCluster::crd()];
+    schema::require_spec(
+        &mut cluster_version,
+        "the bundles of the control plane's components",
+    );
+    schema::require_spec(&mut virtual_cluster, "what the tenant is made from");
+    schema::restrict_virtual_cluster(&mut virtual_cluster);
+    [cluster_version, virtual_cluster]
 }
 
 /// Both definitions as one YAML stream, as `vc-manager crds` prints it and the charts carry it.

@@ -11,6 +11,7 @@ pub mod crd;
 pub mod field;
 pub mod labels;
 pub mod root_namespace;
+mod schema;
 pub mod template;
 pub mod virtual_cluster;
 

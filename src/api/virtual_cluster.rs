@@ -30,13 +30,24 @@ use super::labels;
 #[serde(rename_all = "camelCase")]
 pub struct VirtualClusterSpec {
     /// Name of the ClusterVersion this control plane is made from. It cannot change.
-    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "may not change: make another VirtualCluster"}]))]
+    // An empty one is of no use, but the Go manager's definition let it be stored: it may be filled in.
+    #[schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self == oldSelf || oldSelf == ''", "message": "may not change: make another VirtualCluster"},
+        {"rule": "self != ''", "reason": "FieldValueRequired", "message": "the name of a ClusterVersion"},
+    ]))]
     pub cluster_version_name: String,
-    /// DNS domain of the tenant cluster; `cluster.local` when absent.
+    /// DNS domain of the tenant cluster; `cluster.local` when absent or empty.
+    // 253 is the longest name in DNS; the limit also bounds what the rule costs.
+    #[schemars(extend("x-kubernetes-validations" = [{
+        "rule": "self.size() <= 253 && self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$')",
+        "message": "must be a DNS domain such as cluster.local: lower-case letters, digits, - and ., at most 253 characters",
+    }]))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_domain: Option<String>,
     /// Days that certificates of the tenant (but not its root CA) are valid; 365 when absent.
+    // Ten years are what the root CA has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3650))]
     pub pki_expire_days: Option<i64>,
     /// Prefixes of labels and annotations that the syncer copies from the super cluster back to the tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
