@@ -22,6 +22,10 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 /// The namespace assumed outside a cluster.
 const DEFAULT_NAMESPACE: &str = "vc-manager";
 
+/// Bounds of what certificates of the webhooks may be asked to live.
+const MIN_CERTIFICATE_LIFE: Duration = Duration::from_secs(5);
+const MAX_CERTIFICATE_LIFE: Duration = Duration::from_hours(876_000);
+
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
@@ -49,12 +53,17 @@ pub struct ManagerConfig {
     pub metrics_addr: Option<ListenAddr>,
     /// HTTPS listener of webhooks, `/metrics` and health. `None` is off.
     pub https_addr: Option<ListenAddr>,
-    /// Directory of `tls.crt` and `tls.key` (PEM) for the HTTPS listener. `None`: the certificate is self-issued.
+    /// Directory of `tls.crt` and `tls.key` (PEM) for the HTTPS listener. `None`: the certificate is from the shared
+    /// CA of the webhooks, or self-issued if they are off.
     pub webhook_cert_dir: Option<PathBuf>,
     /// Whether `/metrics` over HTTPS asks the API server who calls and whether it may.
     pub metrics_auth: bool,
     /// Whether the admission webhooks are served and registered.
     pub enable_webhook: bool,
+    /// Life of the CA that replicas share for the webhooks.
+    pub webhook_ca_validity: Duration,
+    /// Life of the certificate that each replica has from it; shorter than that.
+    pub webhook_cert_validity: Duration,
     /// Whether the loop runs only under the Lease.
     pub leader_election: bool,
     /// Name of the Lease.
@@ -176,7 +185,8 @@ struct Cli {
     /// HTTPS address of webhooks, /metrics and health; empty or 0 turns it off
     #[arg(long, value_name = "ADDR", default_value = ":9443")]
     https_addr: String,
-    /// Directory with tls.crt and tls.key for the HTTPS listener; without it a certificate is issued in memory
+    /// Directory with tls.crt and tls.key for the HTTPS listener; without it replicas share a CA, kept in a Secret
+    /// (or, with the webhooks off, issue a certificate in memory)
     #[arg(long, value_name = "DIR", default_value = "")]
     webhook_cert_dir: String,
     /// Ask the API server who calls /metrics over HTTPS, and whether it may
@@ -227,10 +237,16 @@ struct Cli {
     /// Optional behaviours, as Name=bool,Name2=bool; may be repeated
     #[arg(long, value_name = "GATES", action = ArgAction::Append)]
     feature_gates: Vec<String>,
-    /// Serve and register the admission webhooks
+    /// Serve the admission webhooks, and keep the CA in their configurations up to date
     #[arg(long, value_name = "BOOL", default_value = "false", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = go::parse_bool)]
     enable_webhook: bool,
+    /// Life of the CA that replicas share; it is replaced after two thirds of it
+    #[arg(long, value_name = "DURATION", default_value = "8760h", value_parser = certificate_life)]
+    webhook_ca_validity: Duration,
+    /// Life of a replica's certificate from that CA; it is replaced after two thirds of it
+    #[arg(long, value_name = "DURATION", default_value = "720h", value_parser = certificate_life)]
+    webhook_cert_validity: Duration,
     /// Kubeconfig of the super cluster; otherwise $KUBECONFIG, the pod's service account, ~/.kube/config
     #[arg(long, value_name = "FILE", default_value = "")]
     kubeconfig: String,
@@ -345,9 +361,14 @@ impl Cli {
                     .to_owned(),
             );
         }
-        if self.enable_webhook {
-            warnings
-                .push("--enable-webhook has no effect: this version has no admission webhooks".to_owned());
+        if self.webhook_cert_validity >= self.webhook_ca_validity {
+            return Err(UsageError::start(
+                "-webhook-cert-validity must be shorter than -webhook-ca-validity",
+            ));
+        }
+        let https_addr = address("https-addr", &self.https_addr)?;
+        if self.enable_webhook && https_addr.is_none() {
+            return Err(UsageError::start("-enable-webhook needs an -https-addr"));
         }
         Ok(ManagerConfig {
             namespace: non_empty(self.namespace)
@@ -356,10 +377,12 @@ impl Cli {
             kubeconfig: non_empty(self.kubeconfig).map(PathBuf::from),
             health_addr: address("health-addr", &self.health_addr)?,
             metrics_addr: address("metrics-addr", &self.metrics_addr)?,
-            https_addr: address("https-addr", &self.https_addr)?,
+            https_addr,
             webhook_cert_dir: non_empty(self.webhook_cert_dir).map(PathBuf::from),
             metrics_auth: self.metrics_auth,
             enable_webhook: self.enable_webhook,
+            webhook_ca_validity: self.webhook_ca_validity,
+            webhook_cert_validity: self.webhook_cert_validity,
             leader_election: self.leader_election,
             leader_election_name,
             num_reconciles: self.num_reconciles,
@@ -465,6 +488,15 @@ fn at_least_one(text: &str) -> Result<u16, &'static str> {
 fn positive_duration(text: &str) -> Result<Duration, &'static str> {
     match go::parse_duration(text)? {
         Duration::ZERO => Err("must be greater than 0"),
+        duration => Ok(duration),
+    }
+}
+
+fn certificate_life(text: &str) -> Result<Duration, &'static str> {
+    match go::parse_duration(text)? {
+        // Certificates know whole seconds only.
+        duration if duration < MIN_CERTIFICATE_LIFE => Err("must be at least 5s"),
+        duration if duration > MAX_CERTIFICATE_LIFE => Err("must be at most 876000h"),
         duration => Ok(duration),
     }
 }

@@ -16,6 +16,8 @@ use prometheus::{
 
 use crate::build_info;
 
+/// Labels of a family that has one series, and that only once it has a value.
+pub const NO_LABELS: &[&str] = &[];
 const UPGRADE_LABELS: [&str; 2] = ["cluster_version", "resource_version"];
 const UPGRADE_BUCKETS: [f64; 13] = [
     0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 300.0, 600.0, 900.0,
@@ -83,6 +85,8 @@ pub struct Metrics {
     reconcile_seconds: HistogramVec,
     leader: IntGauge,
     certificate_reload_errors: IntCounter,
+    serving_certificate_not_after: IntGaugeVec,
+    webhook_ca_not_after: IntGaugeVec,
 }
 
 impl Metrics {
@@ -158,6 +162,27 @@ impl Metrics {
                 IntCounter::new(
                     "vc_manager_serving_certificate_reload_errors_total",
                     "Changed serving certificates that could not be used; the previous one stays in use",
+                )?,
+            )?,
+            serving_certificate_not_after: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "vc_manager_serving_certificate_not_after_seconds",
+                        "When the certificate of the HTTPS listener expires, in seconds since 1970",
+                    ),
+                    NO_LABELS,
+                )?,
+            )?,
+            webhook_ca_not_after: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "vc_manager_webhook_ca_not_after_seconds",
+                        "When the CA that signs the replicas' certificates expires, in seconds since 1970; \
+                         it is replaced after two thirds of its life",
+                    ),
+                    NO_LABELS,
                 )?,
             )?,
             registry,
@@ -257,6 +282,19 @@ impl Metrics {
     /// Notes that a changed serving certificate could not be used.
     pub fn certificate_reload_failed(&self) {
         self.certificate_reload_errors.inc();
+    }
+
+    /// The family that shows the end of the serving certificate's life.
+    #[must_use]
+    pub fn serving_certificate_not_after(&self) -> &IntGaugeVec {
+        &self.serving_certificate_not_after
+    }
+
+    /// Notes the end of the webhook CA's life, in seconds since 1970.
+    pub fn set_webhook_ca_not_after(&self, seconds: i64) {
+        self.webhook_ca_not_after
+            .with_label_values(NO_LABELS)
+            .set(seconds);
     }
 
     /// The content type of [`Metrics::encode`].
@@ -400,6 +438,12 @@ mod tests {
             Duration::from_millis(3),
         );
         metrics.certificate_reload_failed();
+        assert!(!text(&metrics).contains("not_after"), "no value, no series");
+        metrics
+            .serving_certificate_not_after()
+            .with_label_values(NO_LABELS)
+            .set(7);
+        metrics.set_webhook_ca_not_after(8);
         let text = text(&metrics);
         for line in [
             "vc_manager_leader 1",
@@ -407,6 +451,8 @@ mod tests {
             "vc_manager_reconcile_total{controller=\"virtualcluster\",outcome=\"waiting\"} 1",
             "vc_manager_reconcile_seconds_count{controller=\"virtualcluster\"} 1",
             "vc_manager_serving_certificate_reload_errors_total 1",
+            "vc_manager_serving_certificate_not_after_seconds 7",
+            "vc_manager_webhook_ca_not_after_seconds 8",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} not in\n{text}");
         }

@@ -28,13 +28,12 @@ use crate::client;
 use crate::controller::{self, kubernetes::Kubernetes};
 use crate::features::Feature;
 use crate::metrics::Metrics;
+use crate::server::certificate;
 use crate::server::health::Readiness;
 use crate::server::listen::ListenAddr;
 use crate::server::metrics_endpoint::{Access, Authorizer};
 use crate::server::router;
 use crate::server::serve::{Drained, Limits, serve};
-use crate::server::source::CertificateSource;
-use crate::server::tls::ReloadableCertificate;
 
 /// Timings of the Lease, those of the Go manager.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -96,7 +95,10 @@ async fn manage(config: ManagerConfig) -> anyhow::Result<()> {
     let readiness = Readiness::new();
     let started = readiness.latch("started");
     let mut listeners = Listeners::new();
-    listeners.start(&config, &client, &metrics, &readiness).await?;
+    tokio::select! {
+        () = shutdown.cancelled() => return Ok(()),
+        opened = listeners.start(&config, &client, &metrics, &readiness) => opened?,
+    }
 
     let context = controller::Setup {
         client: client.clone(),
@@ -162,7 +164,7 @@ async fn received(terminate: &mut Signal, interrupt: &mut Signal) -> &'static st
 struct Listeners {
     tasks: JoinSet<&'static str>,
     stop: CancellationToken,
-    stop_refresh: CancellationToken,
+    stop_upkeep: CancellationToken,
 }
 
 impl Listeners {
@@ -170,7 +172,7 @@ impl Listeners {
         Self {
             tasks: JoinSet::new(),
             stop: CancellationToken::new(),
-            stop_refresh: CancellationToken::new(),
+            stop_upkeep: CancellationToken::new(),
         }
     }
 
@@ -184,16 +186,11 @@ impl Listeners {
     ) -> anyhow::Result<()> {
         let https = match &config.https_addr {
             Some(address) => {
-                let latch = readiness.latch("certificate");
-                let certificate = ReloadableCertificate::default();
-                let source = CertificateSource::new(config.webhook_cert_dir.clone(), &config.namespace);
-                let refresh = source
-                    .install(certificate.clone())
-                    .await
-                    .context("no serving certificate")?;
+                // The address first: one that is taken must not cost the time to get a certificate.
+                let listener = bind("https", address).await?;
+                let (certificate, upkeep) = certificate::prepare(config, client, metrics, readiness).await?;
                 let tls = certificate.server_config().context("cannot set up TLS")?;
-                latch.set(true);
-                Some((bind("https", address).await?, tls, refresh))
+                Some((listener, tls, upkeep))
             }
             None => None,
         };
@@ -205,8 +202,8 @@ impl Listeners {
             Some(address) => Some(bind("metrics", address).await?),
             None => None,
         };
-        if let Some((listener, tls, refresh)) = https {
-            tokio::spawn(refresh.run(Arc::clone(metrics), self.stop_refresh.clone()));
+        if let Some((listener, tls, upkeep)) = https {
+            upkeep.spawn(metrics, &self.stop_upkeep);
             let access = if config.metrics_auth {
                 Access::Authorized(Arc::new(Authorizer::new(client.clone(), config.kube_api_timeout)))
             } else {
@@ -260,7 +257,7 @@ impl Listeners {
     /// Stops accepting, and waits for what is in flight.
     async fn stop(mut self, drain: Duration) {
         self.stop.cancel();
-        self.stop_refresh.cancel();
+        self.stop_upkeep.cancel();
         let all = async { while self.tasks.join_next().await.is_some() {} };
         if timeout(drain + CUT, all).await.is_err() {
             warn!("listeners took too long to stop");

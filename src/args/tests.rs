@@ -30,6 +30,8 @@ fn defaults() {
             webhook_cert_dir: None,
             metrics_auth: true,
             enable_webhook: false,
+            webhook_ca_validity: Duration::from_hours(8760),
+            webhook_cert_validity: Duration::from_hours(720),
             leader_election: true,
             leader_election_name: "vc-manager-leaderelection-lock".into(),
             num_reconciles: 10,
@@ -92,6 +94,8 @@ fn every_flag_in_both_value_forms() {
         ("health-addr", ":9102"),
         ("https-addr", "[::1]:9103"),
         ("webhook-cert-dir", "/certs"),
+        ("webhook-ca-validity", "48h"),
+        ("webhook-cert-validity", "90m"),
         ("provisioner", "native"),
         ("leader-elect-resource-name", "lock"),
         ("leader-elect-resource-lock", "leases"),
@@ -124,6 +128,8 @@ fn every_flag_in_both_value_forms() {
         metrics_addr: Some(ListenAddr::new("127.0.0.1", 9101)),
         https_addr: Some(ListenAddr::new("::1", 9103)),
         webhook_cert_dir: Some("/certs".into()),
+        webhook_ca_validity: Duration::from_hours(48),
+        webhook_cert_validity: Duration::from_mins(90),
         leader_election_name: "lock".into(),
         num_reconciles: 5,
         provisioner_timeout: Duration::from_mins(90),
@@ -192,6 +198,7 @@ fn namespace_order() {
 
 #[test]
 fn only_the_configmap_lock_warns() {
+    assert_eq!(config(&["--enable-webhook"]).warnings.len(), 0);
     assert_eq!(config(&["--leader-elect-resource-lock=leases"]).warnings.len(), 0);
     assert_eq!(
         config(&["--leader-elect-resource-lock=configmapsleases"])
@@ -346,6 +353,26 @@ const ERRORS: &[(&[&str], u8, &str)] = &[
         &["-provisioner=x"],
         1,
         "virtualcluster provisioner missing: \"x\" is unknown",
+    ),
+    (
+        &["-webhook-cert-validity=4s"],
+        2,
+        "invalid value \"4s\" for flag -webhook-cert-validity: must be at least 5s",
+    ),
+    (
+        &["-webhook-ca-validity=876001h"],
+        2,
+        "invalid value \"876001h\" for flag -webhook-ca-validity: must be at most 876000h",
+    ),
+    (
+        &["-webhook-cert-validity=1h", "-webhook-ca-validity=60m"],
+        1,
+        "-webhook-cert-validity must be shorter than -webhook-ca-validity",
+    ),
+    (
+        &["-enable-webhook", "-https-addr=0"],
+        1,
+        "-enable-webhook needs an -https-addr",
     ),
     (
         &["-leader-elect-resource-name="],

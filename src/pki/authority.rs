@@ -55,13 +55,42 @@ impl Authority {
             KeyUsagePurpose::KeyEncipherment,
             KeyUsagePurpose::KeyCertSign,
         ];
-        let certificate = params.self_signed(&*key).map_err(|source| PkiError::Sign {
-            common_name: ROOT_COMMON_NAME.to_owned(),
+        Self::self_signed(ROOT_COMMON_NAME, &params, &key, now)
+    }
+
+    /// Makes a CA on P-256 that signs leaves and nothing below them, valid from `not_before` to `not_after`.
+    ///
+    /// Returns it with the pair to store. `now` must be within its life.
+    pub fn create_for_leaves(
+        common_name: &str,
+        not_before: Timestamp,
+        not_after: Timestamp,
+        now: Timestamp,
+    ) -> Result<(Self, CertifiedPair), PkiError> {
+        let key = Zeroizing::new(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::Generate)?);
+        let mut params = CertificateParams::default();
+        params.not_before = x509_time(not_before, days(0))?;
+        params.not_after = x509_time(not_after, days(0))?;
+        params.distinguished_name = distinguished_name(common_name, None);
+        params.use_authority_key_identifier_extension = true;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign];
+        Self::self_signed(common_name, &params, &key, now)
+    }
+
+    fn self_signed(
+        common_name: &str,
+        params: &CertificateParams,
+        key: &KeyPair,
+        now: Timestamp,
+    ) -> Result<(Self, CertifiedPair), PkiError> {
+        let certificate = params.self_signed(key).map_err(|source| PkiError::Sign {
+            common_name: common_name.to_owned(),
             source,
         })?;
         let pair = CertifiedPair {
             certificate_pem: encoding::block(encoding::CERTIFICATE, certificate.der()),
-            key_pem: encoding::private_key_pem(&key)?,
+            key_pem: encoding::private_key_pem(key)?,
         };
         Ok((Self::load(&pair.certificate_pem, &pair.key_pem, now)?, pair))
     }
@@ -128,7 +157,8 @@ impl Authority {
     }
 
     /// The certificate as DER.
-    pub(super) fn certificate_der(&self) -> &[u8] {
+    #[must_use]
+    pub fn certificate_der(&self) -> &[u8] {
         &self.certificate_der
     }
 
@@ -241,6 +271,35 @@ mod tests {
             "SKI"
         );
         assert!(pair.key_pem.starts_with("-----BEGIN RSA PRIVATE KEY-----\n"));
+    }
+
+    #[test]
+    fn a_ca_for_leaves_signs_them_and_no_further_ca() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let make = |now| Authority::create_for_leaves("webhooks", at(NOW - 1), at(NOW + 10), at(now));
+        assert!(matches!(make(NOW + 11), Err(PkiError::Expired { .. })));
+        let (authority, pair) = make(NOW).unwrap();
+        let certificate = parse_der(authority.certificate_der()).unwrap();
+        assert_eq!(certificate.subject().to_string(), "CN=webhooks");
+        let constraints = certificate.basic_constraints().unwrap().unwrap();
+        assert!(constraints.critical && constraints.value.ca);
+        assert_eq!(constraints.value.path_len_constraint, Some(0));
+        let has = |oid| certificate.iter_extensions().any(|e| e.oid.to_id_string() == oid);
+        assert!(has("2.5.29.14") && has("2.5.29.35"), "SKI, AKI");
+        Authority::load(&pair.certificate_pem, &pair.key_pem, now()).unwrap();
+        let wanted = request(Leaf::Admin, &tenant()).unwrap();
+        let leaf = authority
+            .issue_between(
+                &wanted,
+                KeyAlgorithm::EcdsaP256,
+                at(NOW - 100),
+                at(NOW + 5),
+                now(),
+            )
+            .unwrap();
+        let leaf = crate::pki::CertificateInfo::parse(&leaf.certificate_pem).unwrap();
+        assert!(leaf.is_issued_by(&authority));
+        assert_eq!((leaf.not_before, leaf.not_after), (at(NOW - 1), at(NOW + 5)));
     }
 
     #[test]

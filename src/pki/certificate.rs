@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rcgen::PublicKeyData;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use sha2::{Digest, Sha256};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -43,7 +45,26 @@ pub struct CertificateInfo {
 impl CertificateInfo {
     /// Reads the first certificate in `pem`.
     pub fn parse(pem: &str) -> Result<Self, PkiError> {
-        let der = encoding::first_block(pem, encoding::CERTIFICATE, "certificate")?;
+        Self::from_der(encoding::first_block(pem, encoding::CERTIFICATE, "certificate")?)
+    }
+
+    /// Reads every certificate in a bundle, in order and each once. What cannot be read is passed over, as TLS
+    /// clients do.
+    #[must_use]
+    pub fn parse_bundle(pem: &[u8]) -> Vec<Self> {
+        let mut bundle: Vec<Self> = Vec::new();
+        for der in CertificateDer::pem_slice_iter(pem).flatten() {
+            if let Ok(info) = Self::from_der(der.to_vec())
+                && !bundle.contains(&info)
+            {
+                bundle.push(info);
+            }
+        }
+        bundle
+    }
+
+    /// Reads a certificate.
+    pub fn from_der(der: Vec<u8>) -> Result<Self, PkiError> {
         let certificate = parse_der(&der)?;
         let unreadable = |error: x509_parser::error::X509Error| PkiError::CertificateUnreadable {
             reason: error.to_string(),
@@ -79,6 +100,18 @@ impl CertificateInfo {
         };
         drop(certificate);
         Ok(Self { der, ..info })
+    }
+
+    /// The certificate itself.
+    #[must_use]
+    pub fn der(&self) -> &[u8] {
+        &self.der
+    }
+
+    /// The certificate itself, one PEM block.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        encoding::block(encoding::CERTIFICATE, &self.der)
     }
 
     /// Whether `key_pem` is this certificate's private key. A key that can't be read is not.

@@ -124,6 +124,23 @@ impl Authority {
         validity: Validity,
         now: Timestamp,
     ) -> Result<CertifiedPair, PkiError> {
+        let moved = |by| {
+            now.checked_add(by)
+                .map_err(|_| PkiError::TimeOutOfRange { at: now })
+        };
+        let (not_before, not_after) = (moved(-CLOCK_SKEW)?, moved(days(validity.days()))?);
+        self.issue_between(request, algorithm, not_before, not_after, now)
+    }
+
+    /// As [`Authority::issue`], with a life to the second.
+    pub fn issue_between(
+        &self,
+        request: &LeafRequest,
+        algorithm: KeyAlgorithm,
+        not_before: Timestamp,
+        not_after: Timestamp,
+        now: Timestamp,
+    ) -> Result<CertifiedPair, PkiError> {
         self.check_time(now)?;
         let LeafRequest {
             common_name,
@@ -138,8 +155,8 @@ impl Authority {
         };
 
         let mut params = CertificateParams::default();
-        params.not_before = x509_time(now, -CLOCK_SKEW)?.max(x509_time(self.not_before(), days(0))?);
-        params.not_after = x509_time(now, days(validity.days()))?.min(x509_time(self.not_after(), days(0))?);
+        params.not_before = x509_time(not_before.max(self.not_before()), days(0))?;
+        params.not_after = x509_time(not_after.min(self.not_after()), days(0))?;
         params.distinguished_name = distinguished_name(common_name, organization.as_deref());
         params.is_ca = IsCa::NoCa;
         params.use_authority_key_identifier_extension = true;

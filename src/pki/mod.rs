@@ -1,4 +1,5 @@
-//! The PKI of one tenant control plane: what its Secrets hold, how they are made, and how they are judged.
+//! The PKI of one tenant control plane: what its Secrets hold, how they are made, and how they are judged. The CA of
+//! the webhooks uses the same parts.
 //!
 //! # Invariants
 //!

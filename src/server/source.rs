@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use zeroize::Zeroizing;
 
 use super::tls::{CertificateError, ReloadableCertificate, certified_key};
+use crate::admission::configuration;
 use crate::metrics::Metrics;
 
 /// How often files are compared with what is in use. A Secret volume changes by a swap of symbolic links, which
@@ -24,8 +25,6 @@ const POLL: Duration = Duration::from_secs(10);
 const SELF_ISSUED_VALIDITY: Duration = Duration::from_hours(365 * 24);
 /// How far a self-issued certificate's validity begins in the past, for peers whose clock is behind.
 const CLOCK_SKEW: Duration = Duration::from_hours(1);
-/// Name of the webhook's Service, the same as the Go manager's.
-const WEBHOOK_SERVICE: &str = "virtualcluster-webhook-service";
 
 /// Why no certificate could be had.
 #[derive(Debug, thiserror::Error)]
@@ -211,13 +210,15 @@ async fn read(dir: &Path) -> Result<Pair, SourceError> {
 }
 
 /// The names our Services have in `namespace`, and localhost.
-fn service_names(namespace: &str) -> Vec<String> {
-    let services = ["vc-manager", WEBHOOK_SERVICE].into_iter().flat_map(|service| {
-        ["", ".svc", ".svc.cluster.local"].map(|suffix| match suffix {
-            "" => format!("{service}.{namespace}"),
-            _ => format!("{service}.{namespace}{suffix}"),
-        })
-    });
+pub(super) fn service_names(namespace: &str) -> Vec<String> {
+    let services = ["vc-manager", configuration::SERVICE]
+        .into_iter()
+        .flat_map(|service| {
+            ["", ".svc", ".svc.cluster.local"].map(|suffix| match suffix {
+                "" => format!("{service}.{namespace}"),
+                _ => format!("{service}.{namespace}{suffix}"),
+            })
+        });
     services.chain(["localhost".to_owned()]).collect()
 }
 

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use prometheus::IntGaugeVec;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
+
+use crate::metrics::NO_LABELS;
+use crate::pki::CertificateInfo;
 
 /// The name of HTTP/2 in protocol negotiation.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
@@ -42,14 +47,50 @@ pub fn certified_key(chain: &[u8], key: &[u8]) -> Result<CertifiedKey, Certifica
     CertifiedKey::from_der(chain, key, &provider()).map_err(CertificateError::Pair)
 }
 
-/// A certificate that can be replaced. Open connections keep the one they began with.
+/// A certificate that can be replaced. Open connections keep the one they began with. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct ReloadableCertificate(Arc<ArcSwapOption<CertifiedKey>>);
+pub struct ReloadableCertificate(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    current: ArcSwapOption<CertifiedKey>,
+    /// Its end of life, as a metric.
+    not_after: Option<IntGaugeVec>,
+    changed: watch::Sender<()>,
+}
 
 impl ReloadableCertificate {
+    /// One that shows its end of life, in seconds since 1970, in the only series of `not_after`.
+    #[must_use]
+    pub fn with_gauge(not_after: IntGaugeVec) -> Self {
+        Self(Arc::new(Shared {
+            not_after: Some(not_after),
+            ..Shared::default()
+        }))
+    }
+
     /// Uses `key` for every handshake from now on.
     pub fn set(&self, key: CertifiedKey) {
-        self.0.store(Some(Arc::new(key)));
+        if let Some(gauge) = &self.0.not_after
+            && let Some(end_entity) = key.cert.first()
+            && let Ok(info) = CertificateInfo::from_der(end_entity.to_vec())
+        {
+            gauge.with_label_values(NO_LABELS).set(info.not_after.as_second());
+        }
+        self.0.current.store(Some(Arc::new(key)));
+        self.0.changed.send_replace(());
+    }
+
+    /// The one in use.
+    #[must_use]
+    pub fn current(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.current.load_full()
+    }
+
+    /// Is told of each replacement from now on.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
     }
 
     /// The configuration of a TLS server that presents this certificate, whatever name the client asks for: the API
@@ -66,11 +107,11 @@ impl ReloadableCertificate {
 
 impl ResolvesServerCert for ReloadableCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.load_full()
+        self.current()
     }
 }
 
 /// The one cryptographic provider of this program.
-fn provider() -> CryptoProvider {
+pub(super) fn provider() -> CryptoProvider {
     rustls::crypto::aws_lc_rs::default_provider()
 }

@@ -19,6 +19,7 @@ rare=(
   "delete controllerrevisions.apps" # more than ten edits of one ClusterVersion
   "delete namespaces"               # a tenant is deleted
   "patch events.events.k8s.io"      # an Event that repeats
+  "update secrets"                  # the webhooks' CA is replaced, or a retired one is done with
 )
 
 used=$(grep -F "\"$account\"" "$VCM_AUDIT_LOG" | jq -r --arg user "$account" 'select(.user.username == $user) | .objectRef as $o |

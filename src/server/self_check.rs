@@ -1,0 +1,203 @@
+//! Whether the API server can verify what this replica serves: the chain in use, against the bundle and the name in
+//! each webhook configuration. A replica that would fail every call is not ready.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::configurations::{Configuration, Configurations, Kind, Webhook};
+use super::health::Latch;
+use super::tls::{ReloadableCertificate, provider};
+use super::upkeep::{self, Pass};
+use crate::pki::CertificateInfo;
+
+/// Why the API server would refuse this replica.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Nothing is served.
+    #[error("there is no serving certificate")]
+    NoCertificate,
+    /// A configuration trusts nobody.
+    #[error("{kind} has no CA certificate in the caBundle of webhook {webhook}")]
+    NoBundle {
+        /// The configuration.
+        kind: Kind,
+        /// Name of the webhook.
+        webhook: String,
+    },
+    /// A configuration points nowhere.
+    #[error("{kind} has no usable host for webhook {webhook}")]
+    NoHost {
+        /// The configuration.
+        kind: Kind,
+        /// Name of the webhook.
+        webhook: String,
+    },
+    /// The chain does not verify.
+    #[error(
+        "the serving certificate does not verify for {host} with the caBundle of webhook {webhook} in {kind}: {source}"
+    )]
+    Rejected {
+        /// The configuration.
+        kind: Kind,
+        /// Name of the webhook.
+        webhook: String,
+        /// The name it was verified for.
+        host: String,
+        /// The verifier's reason.
+        source: rustls::Error,
+    },
+}
+
+/// Verifies `chain` as the API server would at `now`, for each webhook. Where nobody is sent here, all is well.
+pub fn verify(
+    chain: &[CertificateDer<'_>],
+    configurations: &[Configuration],
+    now: Timestamp,
+) -> Result<(), Fault> {
+    let (end_entity, intermediates) = chain.split_first().ok_or(Fault::NoCertificate)?;
+    let since_1970 = Duration::from_secs(u64::try_from(now.as_second()).unwrap_or(0));
+    for Configuration { kind, webhooks, .. } in configurations {
+        for Webhook { name, host, trusted } in webhooks {
+            let (kind, webhook) = (*kind, name.clone());
+            let Some(host) = host else {
+                return Err(Fault::NoHost { kind, webhook });
+            };
+            let Some(verifier) = verifier(trusted) else {
+                return Err(Fault::NoBundle { kind, webhook });
+            };
+            verifier
+                .verify_server_cert(
+                    end_entity,
+                    intermediates,
+                    host,
+                    &[],
+                    UnixTime::since_unix_epoch(since_1970),
+                )
+                .map_err(|source| Fault::Rejected {
+                    kind,
+                    webhook,
+                    host: host.to_str().into_owned(),
+                    source,
+                })?;
+        }
+    }
+    Ok(())
+}
+
+/// `None` if nothing in `trusted` can be a root.
+fn verifier(trusted: &[CertificateInfo]) -> Option<Arc<WebPkiServerVerifier>> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(trusted.iter().map(|root| CertificateDer::from(root.der())));
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::new(provider()))
+        .build()
+        .ok()
+}
+
+/// The readiness latch that follows the check.
+pub struct SelfCheck {
+    certificate: ReloadableCertificate,
+    latch: Latch,
+    /// What the configurations were when last read.
+    seen: Option<Vec<Configuration>>,
+    /// What was last said in the log.
+    said: Option<Result<(), String>>,
+}
+
+impl SelfCheck {
+    /// Sets `latch` by how `certificate` is judged.
+    #[must_use]
+    pub fn new(certificate: ReloadableCertificate, latch: Latch) -> Self {
+        Self {
+            certificate,
+            latch,
+            seen: None,
+            said: None,
+        }
+    }
+
+    /// Judges by `configurations`.
+    pub fn judge(&mut self, configurations: Vec<Configuration>, now: Timestamp) {
+        self.seen = Some(configurations);
+        self.judge_again(now);
+    }
+
+    /// Judges by the configurations last seen: the API server does not answer, and time goes on. Before any were seen
+    /// nothing is known, and the latch stays as it is.
+    pub fn judge_again(&mut self, now: Timestamp) {
+        let Some(configurations) = &self.seen else { return };
+        let current = self.certificate.current();
+        let chain = current.as_ref().map_or(&[][..], |key| &key.cert);
+        let outcome = verify(chain, configurations, now).map_err(|fault| fault.to_string());
+        self.latch.set(outcome.is_ok());
+        if self.said.as_ref() != Some(&outcome) {
+            match &outcome {
+                Ok(()) => info!("the webhook configurations trust the serving certificate"),
+                Err(reason) => warn!(
+                    reason,
+                    "not ready: the API server would refuse the serving certificate"
+                ),
+            }
+            self.said = Some(outcome);
+        }
+    }
+}
+
+/// Checks a certificate that others look after, and so the bundles too.
+pub struct Watched {
+    check: SelfCheck,
+    configurations: Configurations,
+}
+
+impl Watched {
+    /// Checks with `check` against `configurations`.
+    #[must_use]
+    pub fn new(check: SelfCheck, configurations: Configurations) -> Self {
+        Self {
+            check,
+            configurations,
+        }
+    }
+
+    /// Checks until `stop`: at once, and whenever certificate or configurations change.
+    pub async fn run(self, stop: CancellationToken) {
+        let woken = Arc::new(Notify::new());
+        let mut changes = self.check.certificate.changes();
+        let watching = self.configurations.clone();
+        let reloads = async {
+            while changes.changed().await.is_ok() {
+                woken.notify_one();
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = watching.watch(Arc::clone(&woken)) => {}
+            () = upkeep::run(self, &woken) => {}
+            () = reloads => {}
+        }
+    }
+}
+
+impl Pass for Watched {
+    async fn pass(&mut self) -> anyhow::Result<Option<Timestamp>> {
+        let configurations = self.configurations.read().await?;
+        self.check.judge(configurations, Timestamp::now());
+        let expiry = self.check.certificate.current().and_then(|key| {
+            let end_entity = key.cert.first()?;
+            CertificateInfo::from_der(end_entity.to_vec()).ok()
+        });
+        Ok(expiry.and_then(|info| upkeep::after(info.not_after, Timestamp::now())))
+    }
+
+    fn failed(&mut self) {
+        self.check.judge_again(Timestamp::now());
+    }
+}
