@@ -52,7 +52,8 @@ fn creation(review: &Review, object: &Object) -> (Vec<FieldError>, Vec<String>) 
 
 fn update(review: &Review, object: &Object, old: &Object) -> (Vec<FieldError>, Vec<String>) {
     let mut faults = Vec::new();
-    if object.spec["clusterVersionName"] != old.spec["clusterVersionName"] {
+    // An empty one, which the Go manager's definition let pass, is of no use; it may be filled in.
+    if !version_name(old).is_empty() && version_name(object) != version_name(old) {
         faults.push(FieldError::invalid(
             "spec.clusterVersionName",
             &object.spec["clusterVersionName"],
@@ -288,6 +289,10 @@ mod tests {
             updated(&unread, &old),
             ["spec.pkiExpireDays: Invalid value: 4000: must be from 1 to 3650"]
         );
+        // What names none may get one.
+        let nameless = json!({"spec": {"clusterVersionName": ""}});
+        let named = json!({"spec": {"clusterVersionName": "v"}});
+        assert!(updated(&named, &nameless).is_empty());
         // Not yet set, in any of its forms.
         for status in [json!(null), json!({}), json!({"phase": ""})] {
             let mut young = old.clone();
