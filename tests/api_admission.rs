@@ -38,7 +38,7 @@ fn shared() -> &'static Webhooked {
         for (namespace, name) in [("default", "old"), ("default", "old-gone")] {
             scene.create(&tenant(namespace, name, "old"));
         }
-        scene.register();
+        scene.register(&["v1", "v1beta1"]);
         scene
     })
 }
@@ -484,6 +484,28 @@ fn refusals_are_logged_and_counted_without_the_object() {
     }
 }
 
+#[test]
+fn an_edit_that_is_refused_is_not_lost() {
+    let scene = shared();
+    scene.create(&good("edited"));
+    let printed = scene.edit("edited", "s/image: registry.example\\/apiserver:1/image: \"\"/");
+    assert!(!printed.ok);
+    let text = printed.text;
+    assert!(text.contains("containers[0].image: Required value"), "{text}");
+    // kubectl keeps the text and says where.
+    let kept = text
+        .split_whitespace()
+        .find(|word| word.contains("kubectl-edit-"))
+        .expect("a file");
+    assert!(
+        std::fs::read_to_string(kept.trim_matches('"'))
+            .unwrap()
+            .contains("image: \"\"")
+    );
+    std::fs::remove_file(kept.trim_matches('"')).unwrap();
+    assert!(scene.edit("edited", "s/apiserver:1/apiserver:2/").ok);
+}
+
 /// The Go manager's own samples: which pass, and what is said of the others.
 #[test]
 fn samples_of_the_go_manager() {
@@ -533,8 +555,8 @@ fn samples_of_the_go_manager() {
 #[test]
 fn when_nothing_can_be_asked_it_is_allowed_and_said() {
     let scene = Webhooked::start();
-    // The namespace that dry runs go to does not exist here.
-    scene.register();
+    // The namespace that dry runs go to does not exist here. And the older version of reviews is spoken as well.
+    scene.register(&["v1beta1"]);
     let printed = scene.apply(&good("untried"), &[]);
     assert!(printed.ok, "{}", printed.text);
     assert!(

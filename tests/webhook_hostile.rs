@@ -278,7 +278,7 @@ fn hoards(scene: &Webhooked) {
 fn nobody_takes_the_webhooks_from_the_api_server() {
     let scene = Webhooked::start();
     scene.create_namespace();
-    scene.register();
+    scene.register(&["v1"]);
     bodies(&scene);
     wire(&scene);
     idle(&scene);

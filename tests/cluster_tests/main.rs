@@ -21,6 +21,7 @@ mod process;
 mod restart;
 mod shapes;
 mod support;
+mod webhooks;
 
 use std::{
     any::Any,
@@ -63,9 +64,12 @@ const PROCESS: (&str, Run) = ("process", |scene| {
 });
 
 /// Those that have managers of their own.
-const ALONE: &[(&str, Run)] = &[("restart", |scene| {
-    restart::killed_in_the_middle(scene).boxed_local()
-})];
+const ALONE: &[(&str, Run)] = &[
+    ("restart", |scene| {
+        restart::killed_in_the_middle(scene).boxed_local()
+    }),
+    ("webhooks", |scene| webhooks::survive(scene).boxed_local()),
+];
 
 fn main() -> ExitCode {
     // Flags are libtest's; words choose.

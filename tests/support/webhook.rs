@@ -130,12 +130,12 @@ impl Webhooked {
     }
 
     /// Registers the webhooks, as `webhook-config/` does, and waits until the API server asks them.
-    pub fn register(&self) {
+    pub fn register(&self, reviews: &[&str]) {
         // TEMPORARY
         let bundle = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &self.ca);
         let hook = |name: &str, path: &str, resource: &str, operations: Value| {
             json!({
-                "name": name, "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 10,
+                "name": name, "admissionReviewVersions": reviews, "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 10,
                 "clientConfig": {"url": format!("https://{}{path}", self.address), "caBundle": bundle},
                 "rules": [{"apiGroups": ["tenancy.x-k8s.io"], "apiVersions": ["v1alpha1"], "resources": [resource], "operations": operations}],
             })
@@ -165,6 +165,10 @@ impl Webhooked {
 
     /// Runs kubectl as the user jane.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Printed {
+        self.run(arguments, input, &[])
+    }
+
+    fn run(&self, arguments: &[&str], input: &str, environment: &[(&str, &str)]) -> Printed {
         let program = std::env::var("VCM_KUBECTL").expect("VCM_KUBECTL names kubectl; run `make test`");
         let mut child = Command::new(program)
             .arg("--kubeconfig")
@@ -172,6 +176,7 @@ impl Webhooked {
             .arg("--cache-dir")
             .arg(self.server.dir().join("kubectl"))
             .args(arguments)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -189,6 +194,19 @@ impl Webhooked {
             ok: output.status.success(),
             text: String::from_utf8(text).expect("text"),
         }
+    }
+
+    /// Runs kubectl edit on a ClusterVersion, with sed for an editor.
+    pub fn edit(&self, name: &str, script: &str) -> Printed {
+        let editor = self.server.dir().join("editor.sh");
+        fs::write(&editor, format!("#!/bin/sh\nsed -i '{script}' \"$1\"\n")).expect("a file");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&editor, mode).expect("a mode");
+        self.run(
+            &["edit", "clusterversion", name],
+            "",
+            &[("KUBE_EDITOR", &editor.display().to_string())],
+        )
     }
 
     /// What the manager has logged.

@@ -2,6 +2,7 @@
 
 pub mod default;
 pub mod frozen;
+mod policy;
 pub mod rules;
 pub mod trial;
 pub mod versions;

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::policy;
 use crate::api::{Component, FieldError, template::Template};
 
 /// Longest name of a Service, which is a DNS label.
@@ -39,6 +40,9 @@ pub fn check(spec: &Value, old: Option<&Value>) -> Findings {
             Bundle::new(component, bundle).check(&mut faults, &mut findings.warnings);
         }
     }
+    if let Some(policy) = map.get("upgradePolicy").filter(|policy| !policy.is_null()) {
+        policy::check(policy, &mut faults, &mut findings.warnings);
+    }
     unknown_keys("spec", map, &KEYS_OF_SPEC, &mut findings.warnings);
 
     for fault in faults {
@@ -61,7 +65,7 @@ pub fn check(spec: &Value, old: Option<&Value>) -> Findings {
 const KEYS_OF_SPEC: [&str; 4] = ["etcd", "apiServer", "controllerManager", "upgradePolicy"];
 const KEYS_OF_BUNDLE: [&str; 3] = ["metadata", "statefulset", "service"];
 
-/// The place of a field's bundle in the order of components.
+/// The place of a field's bundle in the order of components, all else before them.
 pub(super) fn rank(field: &str) -> usize {
     let key = field.split('.').nth(1).unwrap_or_default();
     Component::ALL
@@ -85,7 +89,7 @@ pub(super) fn same(one: Option<&Value>, other: Option<&Value>) -> bool {
 }
 
 /// A key that nobody reads is most often a misspelt one that somebody should have.
-fn unknown_keys(path: &str, map: &Map<String, Value>, known: &[&str], warnings: &mut Vec<String>) {
+pub(super) fn unknown_keys(path: &str, map: &Map<String, Value>, known: &[&str], warnings: &mut Vec<String>) {
     for key in map.keys().filter(|key| !known.contains(&key.as_str())) {
         let key: String = key.chars().take(MAX_LABEL).collect();
         let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&key));

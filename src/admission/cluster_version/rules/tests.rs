@@ -257,7 +257,7 @@ fn what_was_so_before_is_told_and_not_refused() {
     let (faults, warnings) = told(&new, Some(&old));
     assert!(faults.is_empty());
     assert_eq!(
-        warnings[0],
+        warnings[1],
         "spec.etcd.statefulset.kind: Required value: must be \"StatefulSet\" (not refused, as it was so before)"
     );
     // Whoever edits a bundle mends it.

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Ends the test cluster's API server and starts it again with the same arguments, as a node does with a static pod.
+# Promises: when it returns, the API server is ready; all else of the cluster was left alone.
+set -euo pipefail
+# shellcheck source=env.sh
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+need_programs restart-apiserver "$VCM_KUBECTL"
+
+started=$(now)
+pid=$(daemon_pid kube-apiserver) || die restart-apiserver "the test cluster's API server does not run: make cluster"
+mapfile -d '' -t command <"/proc/$pid/cmdline"
+stop_daemon kube-apiserver TERM 60
+start_daemon kube-apiserver "${command[@]}"
+wait_ready kube-apiserver 90 kubectl_admin get --raw=/readyz
+report kube-apiserver "restarted" "$started"
