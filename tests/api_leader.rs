@@ -10,141 +10,27 @@
 mod support;
 
 use std::{
-    fs,
-    net::TcpListener,
-    path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::api::coordination::v1::Lease;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
 
-use support::{ApiServer, Driver, PATIENCE, Scope, eventually, templates};
+use support::{ApiServer, Driver, PROGRAM, Replica, Scope, eventually, templates};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vc-manager");
 /// How long a Lease is good for without being renewed.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// A running vc-manager. Dropping it kills it.
-struct Replica {
-    child: Child,
-    health: u16,
-    metrics: u16,
-    log: PathBuf,
+async fn leads(replica: &Replica) -> bool {
+    replica
+        .metrics()
+        .await
+        .lines()
+        .any(|line| line == "vc_manager_leader 1")
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-}
-
-impl Replica {
-    /// Starts one with the given flags and those that keep it to free ports of loopback.
-    fn start(server: &ApiServer, name: &str, flags: &[&str]) -> Self {
-        let kubeconfig = server.dir().join(format!("{name}.kubeconfig"));
-        fs::write(&kubeconfig, server.kubeconfig(name, Some("system:masters"))).unwrap();
-        let log = server.dir().join(format!("{name}.log"));
-        let (health, metrics, https) = (free_port(), free_port(), free_port());
-        let child = Command::new(PROGRAM)
-            .arg("--kubeconfig")
-            .arg(&kubeconfig)
-            .arg("--feature-gates=ClusterVersionPartialUpgrade=true")
-            // There are no tenants to ask.
-            .arg("--tenant-probe=false")
-            .arg(format!("--metrics-addr=127.0.0.1:{metrics}"))
-            .arg(format!("--health-addr=127.0.0.1:{health}"))
-            .arg(format!("--https-addr=127.0.0.1:{https}"))
-            .args(flags)
-            .env_remove("KUBERNETES_SERVICE_HOST")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        Self {
-            child,
-            health,
-            metrics,
-            log,
-        }
-    }
-
-    /// Status code and body of a GET on loopback; nothing when nobody listens.
-    async fn get(port: u16, path: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let code = answer.split(' ').nth(1)?.parse().ok()?;
-        Some((code, answer.split_once("\r\n\r\n")?.1.to_owned()))
-    }
-
-    async fn ready(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if matches!(Self::get(self.health, "/readyz").await, Some((200, _))) {
-                return;
-            }
-            let ended = self.child.try_wait().unwrap();
-            assert!(
-                ended.is_none() && Instant::now() < deadline,
-                "{ended:?}: {}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    async fn metrics(&self) -> String {
-        Self::get(self.metrics, "/metrics")
-            .await
-            .map(|(_, body)| body)
-            .unwrap_or_default()
-    }
-
-    async fn leads(&self) -> bool {
-        self.metrics()
-            .await
-            .lines()
-            .any(|line| line == "vc_manager_leader 1")
-    }
-
-    async fn has_worked(&self) -> bool {
-        self.metrics().await.contains("vc_manager_reconcile_total{")
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Sends SIGTERM and waits for the end.
-    async fn terminate(&mut self) -> ExitStatus {
-        let sent = Command::new("kill")
-            .arg("-TERM")
-            .arg(self.child.id().to_string())
-            .status()
-            .unwrap();
-        assert!(sent.success());
-        eventually("the process to end", async || self.child.try_wait().unwrap()).await
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- {}\n{}", self.log.display(), self.log());
-        }
-    }
+async fn has_worked(replica: &Replica) -> bool {
+    replica.metrics().await.contains("vc_manager_reconcile_total{")
 }
 
 async fn holder(scope: &Scope) -> Option<String> {
@@ -163,20 +49,20 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     let server = scope.server;
     let mut first = Replica::start(server, "first", &["--namespace=leader"]);
     first.ready().await;
-    eventually("the first to lead", async || first.leads().await.then_some(())).await;
+    eventually("the first to lead", async || leads(&first).await.then_some(())).await;
     let mut second = Replica::start(server, "second", &["--namespace=leader"]);
     second.ready().await;
     scope
         .create_cluster_version("leader", templates::full("ClusterIP"))
         .await;
     scope.provision("one").await;
-    assert!(first.has_worked().await && !second.leads().await && !second.has_worked().await);
+    assert!(has_worked(&first).await && !leads(&second).await && !has_worked(&second).await);
     let of_first = holder(&scope).await.unwrap();
 
     // A clean end hands the Lease over at once.
     let ended = Instant::now();
     assert!(first.terminate().await.success(), "{}", first.log());
-    eventually("the second to lead", async || second.leads().await.then_some(())).await;
+    eventually("the second to lead", async || leads(&second).await.then_some(())).await;
     assert!(
         ended.elapsed() < Duration::from_secs(12),
         "it took {:?}: the Lease was not released",
@@ -186,16 +72,16 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     assert_ne!(of_first, of_second);
     scope.edit(|content| templates::verbosity(content, 3)).await;
     scope.upgrade("one").await;
-    assert!(second.has_worked().await);
+    assert!(has_worked(&second).await);
 
     // A killed leader cannot: its Lease has to run out, and not before that does another one act.
     let mut third = Replica::start(server, "third", &["--namespace=leader"]);
     third.ready().await;
-    second.child.kill().unwrap();
+    second.kill();
     let killed = Instant::now();
     scope.edit(|content| templates::verbosity(content, 4)).await;
     scope.opt_in("one").await;
-    eventually("the third to lead", async || third.leads().await.then_some(())).await;
+    eventually("the third to lead", async || leads(&third).await.then_some(())).await;
     let took = killed.elapsed();
     assert!(took > LEASE / 3 && took < LEASE * 2, "it took {took:?}");
     assert_ne!(holder(&scope).await, Some(of_second));
@@ -220,7 +106,7 @@ async fn it_runs_outside_the_cluster_without_an_election() {
     for path in ["/healthz", "/livez"] {
         assert_eq!(Replica::get(replica.health, path).await.unwrap().0, 200, "{path}");
     }
-    eventually("the loop to run", async || replica.leads().await.then_some(())).await;
+    eventually("the loop to run", async || leads(&replica).await.then_some(())).await;
     assert!(replica.terminate().await.success(), "{}", replica.log());
 }
 

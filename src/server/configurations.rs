@@ -13,7 +13,6 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use rustls::pki_types::ServerName;
@@ -22,6 +21,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tracing::warn;
 
+use super::upkeep::{self, Pauses};
 use crate::admission::configuration::{MUTATING_CONFIGURATION, VALIDATING_CONFIGURATION};
 use crate::client::{CallError, deadline};
 use crate::pki::CertificateInfo;
@@ -126,15 +126,13 @@ impl Configurations {
 
     /// Those that exist, fresh from the API server.
     pub async fn read(&self) -> Result<Vec<Configuration>, CallError> {
-        let (validating, mutating) = tokio::try_join!(
-            self.get::<ValidatingWebhookConfiguration>(Kind::Validating),
-            self.get::<MutatingWebhookConfiguration>(Kind::Mutating),
-        )?;
+        let validating = self
+            .get::<ValidatingWebhookConfiguration>(Kind::Validating)
+            .await?;
+        let mutating = self.get::<MutatingWebhookConfiguration>(Kind::Mutating).await?;
         let validating = validating.map(Configuration::from);
-        Ok(validating
-            .into_iter()
-            .chain(mutating.map(Configuration::from))
-            .collect())
+        let mutating = mutating.map(Configuration::from);
+        Ok(validating.into_iter().chain(mutating).collect())
     }
 
     async fn get<K>(&self, kind: Kind) -> Result<Option<K>, CallError>
@@ -188,21 +186,25 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
     let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut events = std::pin::pin!(watcher(api, only).default_backoff());
+    let mut events = std::pin::pin!(watcher(api, only));
+    let mut pauses = Pauses::default();
     let mut told = String::new();
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone) => {
+                pauses = Pauses::default();
                 told.clear();
                 woken.notify_one();
             }
+            // Comes before each attempt, so it is no success.
             Ok(Event::Init | Event::InitApply(_)) => {}
             Err(error) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                if error != told {
-                    warn!(error, "cannot watch {} {name}", K::kind(&()));
-                    told = error;
+                let reason = upkeep::told(&anyhow::Error::from(error));
+                if reason != told {
+                    warn!(error = %reason, "cannot watch {} {name}", K::kind(&()));
+                    told = reason;
                 }
+                tokio::time::sleep(pauses.next()).await;
             }
         }
     }

@@ -17,6 +17,24 @@ const TICK: Duration = Duration::from_secs(30);
 /// Between two passes, whatever calls for them.
 const BREATH: Duration = Duration::from_millis(100);
 
+/// Pauses after errors that come one after another: jittered, each twice as long as the one before.
+pub(super) struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(FIRST_PAUSE)
+    }
+}
+
+impl Pauses {
+    /// The next one.
+    pub(super) fn next(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).min(LONGEST_PAUSE);
+        pause.mul_f64(rand::rng().random_range(0.8..1.2))
+    }
+}
+
 /// Something that is kept right by passes. A pass reads what it needs, does what is missing, and can be repeated.
 pub(super) trait Pass {
     /// One pass. Says when the next one is due even if nothing changes.
@@ -29,26 +47,24 @@ pub(super) trait Pass {
 /// Makes passes for ever: one at once, then whenever woken or due.
 pub(super) async fn run(mut work: impl Pass + Send, woken: &Notify) {
     let mut said: Option<String> = None;
-    let mut pause = FIRST_PAUSE;
+    let mut pauses = Pauses::default();
     loop {
         let due = match work.pass().await {
             Ok(due) => {
                 if said.take().is_some() {
                     info!("webhook certificates: works again");
                 }
-                pause = FIRST_PAUSE;
+                pauses = Pauses::default();
                 due
             }
             Err(error) => {
                 work.failed();
-                let text = format!("{error:#}");
+                let text = told(&error);
                 if said.as_ref() != Some(&text) {
-                    warn!(error = text, "webhook certificates: trying again");
+                    warn!(error = %text, "webhook certificates: trying again");
                     said = Some(text);
                 }
-                let jittered = pause.mul_f64(rand::rng().random_range(0.8..1.2));
-                pause = (pause * 2).min(LONGEST_PAUSE);
-                Timestamp::now().checked_add(jittered).ok()
+                Timestamp::now().checked_add(pauses.next()).ok()
             }
         };
         tokio::join!(sleep(BREATH), async {
@@ -57,6 +73,36 @@ pub(super) async fn run(mut work: impl Pass + Send, woken: &Notify) {
                 () = until(due) => {}
             }
         });
+    }
+}
+
+/// An error in words, with what to do about it if a right is missing.
+pub(super) fn told(error: &anyhow::Error) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        // Its own text has the status once more, as a structure.
+        let status = match status(cause) {
+            Some(status) => status,
+            None => {
+                words.push(cause.to_string());
+                continue;
+            }
+        };
+        words.push(status.message.clone());
+        if status.code == 403 {
+            words.push("is the ClusterRole or Role of charts/vc-manager.yaml missing?".to_owned());
+        }
+        break;
+    }
+    words.join(": ")
+}
+
+/// What the API server answered, if that is the error.
+fn status<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a kube::core::Status> {
+    let boxed = error.downcast_ref::<Box<kube::Error>>().map(Box::as_ref);
+    match boxed.or_else(|| error.downcast_ref::<kube::Error>())? {
+        kube::Error::Api(status) => Some(status),
+        _ => None,
     }
 }
 

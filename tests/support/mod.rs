@@ -18,6 +18,7 @@ mod apiserver;
 mod driver;
 mod manager;
 mod record;
+mod replica;
 mod scope;
 pub mod templates;
 mod traffic;
@@ -27,6 +28,7 @@ pub use apiserver::ApiServer;
 pub use driver::Driver;
 pub use manager::{Manager, Options};
 pub use record::Recorder;
+pub use replica::{PROGRAM, Replica};
 pub use scope::{Scope, Tuple, condition, data, root_of, tuple, tuples};
 pub use traffic::{Call, Cut, Traffic};
 

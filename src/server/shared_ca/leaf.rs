@@ -106,6 +106,11 @@ impl Leaf {
         Ok((leaf, certified))
     }
 
+    /// Whether this CA (DER) signed it.
+    pub(super) fn is_from(&self, signer: &[u8]) -> bool {
+        self.issuer == signer
+    }
+
     /// When to take the next one, if nothing else calls for it.
     pub(super) fn renew_at(&self) -> Timestamp {
         self.renew_at
@@ -127,7 +132,7 @@ impl Leaf {
         if now > self.not_after {
             return Decision::Issue("the previous one has expired");
         }
-        if self.issuer != standing.signer {
+        if !self.is_from(standing.signer) {
             if standing.settled {
                 return Decision::Issue("its CA was replaced");
             }

@@ -240,9 +240,9 @@ impl SharedCa {
             });
         let because = match decision {
             Decision::Keep(until) => {
-                // Whole seconds are over only when the next one has begun.
                 let until = upkeep::after(until, now).unwrap_or(until);
-                let settled = left.filter(|left| !left.is_zero());
+                let waits = self.leaf.as_ref().is_some_and(|leaf| !leaf.is_from(signer));
+                let settled = left.filter(|left| waits && !left.is_zero());
                 let settled = settled.map(|left| lifetimes::later(now, lifetimes::signed(left)));
                 return Ok(settled.map_or(until, |settled| settled.min(until)));
             }

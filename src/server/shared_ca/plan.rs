@@ -386,7 +386,7 @@ mod tests {
                 1230,
                 stored(&third_pair, &[third, first]),
                 vec![],
-                "unusable",
+                "amend",
                 vec![third],
             ),
             (
