@@ -724,7 +724,8 @@ async fn a_namespace_that_is_not_ours_is_left_alone() {
 async fn a_name_that_is_too_long_is_refused_in_words() {
     let (scope, _driver, _manager) =
         Scope::with_manager("long", Options::default(), templates::full("ClusterIP")).await;
-    let name = "x".repeat(60);
+    // The definition cannot know how long the name of the namespace is.
+    let name = "x".repeat(54);
     scope.create_tenant(&name).await;
     let tenant = scope
         .when(&name, "failed once", |tenant| {
@@ -736,7 +737,7 @@ async fn a_name_that_is_too_long_is_refused_in_words() {
         .await;
     let reason = tenant.status.unwrap().reason;
     assert!(
-        reason.contains("has 72 characters; at most 63 are allowed"),
+        reason.contains("has 66 characters; at most 63 are allowed"),
         "{reason}"
     );
     scope.delete(&name).await;
@@ -811,7 +812,8 @@ async fn templates_are_stored_unchanged() {
     assert!(text.contains("9007199254740993"), "{text}");
 }
 
-/// What the Go manager's users have in their clusters and repositories is accepted as it is, and kept.
+/// What the Go manager's users have in their clusters and repositories is accepted as it is, and kept; but for
+/// samples from before it used server-side apply, whose embedded objects do not say what they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn samples_and_leftovers_of_the_go_manager_are_accepted() {
     let default = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
@@ -873,6 +875,20 @@ fn collect(folder: &std::path::Path, files: &mut Vec<std::path::PathBuf>) {
 }
 
 /// Stores the object under another name, its status too, and compares all but the metadata that servers set.
+/// Whether an embedded object of a ClusterVersion lacks the right apiVersion or kind, as in the oldest samples.
+fn is_untyped(value: &Value) -> bool {
+    let right = [
+        ("statefulset", "apps/v1", "StatefulSet"),
+        ("service", "v1", "Service"),
+    ];
+    ["etcd", "apiServer", "controllerManager"].iter().any(|bundle| {
+        right.iter().any(|(key, api_version, kind)| {
+            let object = &value["spec"][bundle][key];
+            !object.is_null() && (object["apiVersion"] != *api_version || object["kind"] != *kind)
+        })
+    })
+}
+
 async fn check_sample(scope: &Scope, kind: &str, mut value: Value, name: &str, file: &str) {
     let gvk = GroupVersionKind::gvk("tenancy.x-k8s.io", "v1alpha1", kind);
     let resource = ApiResource::from_gvk(&gvk);
@@ -897,10 +913,17 @@ async fn check_sample(scope: &Scope, kind: &str, mut value: Value, name: &str, f
     metadata.insert("name".into(), name.into());
     let object: DynamicObject = serde_json::from_value(value.clone()).unwrap();
     let strict = PostParams::default();
-    let created = api
-        .create(&strict, &object)
-        .await
-        .unwrap_or_else(|error| panic!("{file}: {kind}: {error}"));
+    let created = match api.create(&strict, &object).await {
+        Ok(created) => created,
+        Err(kube::Error::Api(status)) if is_untyped(&value) => {
+            // It could not be applied to a tenant: the definition says so, where each fault is.
+            let faults = status.details.as_ref().map_or(0, |details| details.causes.len());
+            assert!(status.code == 422 && faults > 0, "{file}: {kind}: {status:?}");
+            return;
+        }
+        Err(error) => panic!("{file}: {kind}: {error}"),
+    };
+    assert!(!is_untyped(&value), "{file}: {kind} is accepted");
     let mut stored = serde_json::to_value(created).unwrap();
     if value
         .get("status")
