@@ -491,7 +491,10 @@ fn an_edit_that_is_refused_is_not_lost() {
     let printed = scene.edit("edited", "s/image: registry.example\\/apiserver:1/image: \"\"/");
     assert!(!printed.ok);
     let text = printed.text;
-    assert!(text.contains("containers[0].image: Required value"), "{text}");
+    assert!(
+        text.contains("clusterversions.tenancy.x-k8s.io \"edited\" is invalid"),
+        "{text}"
+    );
     // kubectl keeps the text and says where.
     let kept = text
         .split_whitespace()

@@ -78,6 +78,11 @@ start_daemon() {
   pid=$!
   disown "$pid"
   echo "$pid $(started_at "$pid") $1" >"$VCM_STATE/run/$name.pid"
+  # On a busy machine it may still be this script's copy, which nobody would know for the program.
+  for _ in {1..100}; do
+    if daemon_pid "$name" >/dev/null || [ ! -e "/proc/$pid" ]; then return 0; fi
+    sleep 0.05
+  done
 }
 
 # daemon_pid NAME: its pid if it runs and is the one that was started.
