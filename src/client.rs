@@ -94,6 +94,18 @@ impl CallError {
     }
 }
 
+/// Whether a server-side apply was refused because the object has not the shape of its kind: an unknown field, a wrong
+/// type, an item that is there twice. The API server says so with a 500, in one of these texts.
+#[must_use]
+pub fn is_misshapen(message: &str) -> bool {
+    [
+        "failed to create typed patch object (",
+        "failed to convert new object (",
+    ]
+    .iter()
+    .any(|text| message.starts_with(text))
+}
+
 /// A client that shares `client`'s connections and gives up on a request that gets no answer within `limit`. For
 /// code that calls the API on its own terms; not for watches, which may be silent for longer.
 #[must_use]

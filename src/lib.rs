@@ -7,6 +7,7 @@ pub mod build_info;
 pub mod client;
 pub mod controller;
 pub mod features;
+mod hex;
 pub mod metrics;
 pub mod pki;
 pub mod process;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 use super::{Component, schema};
+use crate::hex;
 
 /// What a ClusterVersion says, as raw JSON.
 ///
@@ -80,13 +81,7 @@ impl ClusterVersionSpec {
 pub fn canonical_hash(value: &Value) -> String {
     let mut text = String::new();
     write_canonical(value, &mut text);
-    let digest = Sha256::digest(text.as_bytes());
-    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-        use std::fmt::Write as _;
-        // Writing to a String cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 fn write_canonical(value: &Value, out: &mut String) {

@@ -4,12 +4,11 @@
 //! agent tells tenants apart) and the prefix of all namespaces that the syncer makes for it. It must never
 //! change during a tenant's life, so a name once stored in the status is the authority.
 
-use std::fmt::Write as _;
-
 use kube::ResourceExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::VirtualCluster;
+use crate::hex;
 
 /// Longest name the API server accepts for a namespace (RFC 1123 label).
 pub const MAX_LENGTH: usize = 63;
@@ -33,11 +32,7 @@ pub fn of(vc: &VirtualCluster) -> String {
 #[must_use]
 pub fn name(namespace: &str, name: &str, uid: &str) -> String {
     let digest = Sha256::digest(uid.as_bytes());
-    let mut short = String::with_capacity(6);
-    for byte in &digest[..3] {
-        // Writing to a String cannot fail.
-        let _ = write!(short, "{byte:02x}");
-    }
+    let short = hex::encode(&digest[..3]);
     format!("{namespace}-{short}-{name}")
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::client::{CallError, is_misshapen};
 use crate::pki::PkiError;
 
 /// Why a pass ended early.
@@ -72,8 +73,7 @@ impl Error {
                     what,
                     message: status.message.clone(),
                 },
-                // Server-side apply answers 500 for a field that no schema knows.
-                500 if status.message.contains("field not declared in schema") => Self::Refused {
+                500 if is_misshapen(&status.message) => Self::Refused {
                     what,
                     message: status.message.clone(),
                 },
@@ -106,5 +106,14 @@ impl Error {
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Pki { .. } | Self::Blocked(_))
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Api { what, source } => Self::api(what, *source),
+            CallError::Deadline { what, limit } => Self::Deadline { what, limit },
+        }
     }
 }

@@ -23,7 +23,7 @@ use super::{
     error::Error,
     render::{Kind, Rendered},
 };
-use crate::api::FIELD_MANAGER;
+use crate::{api::FIELD_MANAGER, client::deadline};
 
 /// The super cluster's API server, as the controllers use it.
 #[derive(Clone)]
@@ -53,15 +53,7 @@ impl Kubernetes {
         what: impl Into<String>,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
-        let what = what.into();
-        match tokio::time::timeout(self.limit, call).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(Error::api(what, error)),
-            Err(_) => Err(Error::Deadline {
-                what,
-                limit: self.limit,
-            }),
-        }
+        deadline(self.limit, what, call).await.map_err(Error::from)
     }
 
     fn namespaced<K>(&self, namespace: &str) -> Api<K>

@@ -5,7 +5,6 @@
 //! or public key identifies its pair as well.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
@@ -13,6 +12,7 @@ use super::error::PkiError;
 use super::hierarchy::Leaf;
 use super::kubeconfig;
 use super::pair::TLS_CERTIFICATE_KEY;
+use crate::hex;
 
 /// Hash of a whole map, keys and values. Each part is preceded by its length as eight big-endian bytes, so no two maps
 /// share an encoding.
@@ -29,11 +29,7 @@ pub fn content_hash(data: &BTreeMap<String, Vec<u8>>) -> String {
         feed(key.as_bytes());
         feed(value);
     }
-    let mut text = String::with_capacity(64);
-    for byte in hasher.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    hex::encode(hasher.finalize())
 }
 
 /// Hash of a Secret's public content, the value of the annotation `<secret_name>-hash`.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::rules;
 use crate::{
     api::{Component, FieldError, field::FieldErrorReason},
+    client::is_misshapen,
     controller::render::{self, Kind},
 };
 
@@ -102,16 +103,15 @@ pub fn outcome(path: &str, status: &Status) -> Outcome {
         }
         return Outcome::Refused(faults);
     }
-    // Of a body that has not the shape of its kind the API server says so with a 500 and without causes.
-    if let Some(errors) = after(message, "failed to create typed patch object (", "): ") {
-        let lines = errors.strip_prefix("errors:").unwrap_or(errors).lines();
+    if is_misshapen(message) {
+        let error = ["): ", " to proper version: "]
+            .iter()
+            .filter_map(|mark| message.split_once(mark))
+            .min_by_key(|(before, _)| before.len())
+            .map_or(message, |(_, error)| error);
+        let lines = error.strip_prefix("errors:").unwrap_or(error).lines();
         let lines = lines.map(str::trim).filter(|line| !line.is_empty());
         return Outcome::Misshapen(lines.map(|line| schema_fault(path, line)).collect());
-    }
-    if let Some(error) = after(message, "failed to convert new object (", "): ")
-        .or_else(|| after(message, "failed to convert new object (", " to proper version: "))
-    {
-        return Outcome::Misshapen(vec![unplaced(path, error)]);
     }
     if status.code == 400 {
         return Outcome::Misshapen(vec![unplaced(path, message)]);
@@ -147,11 +147,6 @@ fn unplaced(path: &str, message: &str) -> FieldError {
         FieldErrorReason::Invalid,
         format!("Invalid value: {}", shortened(message)),
     )
-}
-
-/// What comes after `mark`, in a text that begins with `prefix`.
-fn after<'a>(text: &'a str, prefix: &str, mark: &str) -> Option<&'a str> {
-    text.strip_prefix(prefix)?.split_once(mark).map(|(_, rest)| rest)
 }
 
 fn shortened(text: &str) -> String {
