@@ -12,3 +12,4 @@ pub mod pki;
 pub mod process;
 pub mod server;
 pub mod telemetry;
+pub mod yaml;
