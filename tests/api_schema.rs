@@ -560,7 +560,7 @@ fn left_by_the_go_manager() -> Vec<DynamicObject> {
     let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
     let folder = std::env::var_os("VCM_COMPAT_DIR").map_or(default, Into::into);
     let Ok(files) = std::fs::read_dir(folder.join("left-by-upstream")) else {
-        println!(
+        eprintln!(
             "nothing of the Go manager in {} (set VCM_COMPAT_DIR)",
             folder.display()
         );
