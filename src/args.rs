@@ -14,6 +14,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use crate::admission::configuration::WebhookConfig;
+use crate::api::root_namespace::MAX_LENGTH;
 use crate::features::{FeatureGateError, FeatureGates};
 use crate::server::listen::ListenAddr;
 
@@ -33,6 +35,8 @@ pub enum Command {
     Run(Box<ManagerConfig>),
     /// Print the custom resource definitions.
     Crds,
+    /// Print the webhook configurations and their Service.
+    WebhookConfig(WebhookConfig),
     /// Print the version line.
     Version,
     /// Print this help text.
@@ -280,6 +284,18 @@ struct Cli {
 enum Subcommands {
     /// Print the custom resource definitions as YAML
     Crds,
+    /// Print the webhook configurations and their Service as YAML
+    WebhookConfig {
+        /// Namespace of the manager
+        #[arg(long, value_name = "NAME", default_value = DEFAULT_NAMESPACE, value_parser = namespace)]
+        namespace: String,
+        /// Where the API server reaches a manager outside the cluster, as https://host:port; then there is no Service
+        #[arg(long, value_name = "URL", value_parser = webhook_url)]
+        url: Option<String>,
+        /// Let cert-manager put its CA into the configurations
+        #[arg(long)]
+        cert_manager: bool,
+    },
 }
 
 /// The namespace this process runs in, if it runs in a pod.
@@ -312,6 +328,15 @@ pub fn parse(
     }
     match cli.command {
         Some(Subcommands::Crds) => Ok(Command::Crds),
+        Some(Subcommands::WebhookConfig {
+            namespace,
+            url,
+            cert_manager,
+        }) => Ok(Command::WebhookConfig(WebhookConfig {
+            namespace,
+            url,
+            cert_manager,
+        })),
         None => cli
             .into_config(pod_namespace)
             .map(|config| Command::Run(Box::new(config))),
@@ -499,6 +524,31 @@ fn certificate_life(text: &str) -> Result<Duration, &'static str> {
         duration if duration > MAX_CERTIFICATE_LIFE => Err("must be at most 876000h"),
         duration => Ok(duration),
     }
+}
+
+fn namespace(text: &str) -> Result<String, &'static str> {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = text.len() <= MAX_LENGTH && text.bytes().all(is_inner);
+    if is_label && !text.is_empty() && !text.starts_with('-') && !text.ends_with('-') {
+        Ok(text.to_owned())
+    } else {
+        Err("must be the name of a namespace")
+    }
+}
+
+/// What the API server accepts as the beginning of a webhook's URL.
+fn webhook_url(text: &str) -> Result<String, &'static str> {
+    let error = "must be https://host:port";
+    let url: http::Uri = text.parse().map_err(|_| error)?;
+    let authority = url.authority().ok_or(error)?.as_str();
+    if url.scheme_str() != Some("https")
+        || authority.contains('@')
+        || url.path() != "/"
+        || url.query().is_some()
+    {
+        return Err(error);
+    }
+    Ok(format!("https://{authority}"))
 }
 
 fn log_filter(text: &str) -> Result<String, String> {

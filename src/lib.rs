@@ -13,3 +13,4 @@ pub mod pki;
 pub mod process;
 pub mod server;
 pub mod telemetry;
+pub mod yaml;

@@ -20,6 +20,9 @@ fn main() -> ExitCode {
     match command {
         Command::Run(config) => run(*config),
         Command::Crds => api::crds_yaml().map_or_else(|error| fail(&error.to_string()), |text| print(&text)),
+        Command::WebhookConfig(config) => config
+            .to_yaml()
+            .map_or_else(|error| fail(&error.to_string()), |text| print(&text)),
         Command::Version => print(&format!("{}\n", build_info::version_line())),
         Command::Help(text) => print(&text),
     }

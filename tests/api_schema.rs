@@ -10,11 +10,11 @@
 
 mod support;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt as _,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn raw(client: &Client, kind: &str) -> Api<DynamicObject> {
     }
 }
 
-fn object(kind: &str, name: &str, rest: Value) -> DynamicObject {
+fn object(kind: &str, name: &str, rest: &Value) -> DynamicObject {
     let mut object =
         json!({"apiVersion": "tenancy.x-k8s.io/v1alpha1", "kind": kind, "metadata": {"name": name}});
     for (key, value) in rest.as_object().expect("an object").clone() {
@@ -68,7 +68,7 @@ async fn create(client: &Client, kind: &str, name: &str, rest: Value) -> String 
     };
     told(
         raw(client, kind)
-            .create(&dry_run, &object(kind, name, rest))
+            .create(&dry_run, &object(kind, name, &rest))
             .await,
     )
 }
@@ -257,7 +257,7 @@ async fn a_virtual_cluster_is_refused_in_these_words() {
     let stored = object(
         "VirtualCluster",
         "stored",
-        json!({"spec": {"clusterVersionName": "v"}}),
+        &json!({"spec": {"clusterVersionName": "v"}}),
     );
     api.create(&PostParams::default(), &stored)
         .await
@@ -293,7 +293,7 @@ async fn templates_are_kept_as_they_are() {
     let api = raw(&client, "ClusterVersion");
     api.create(
         &PostParams::default(),
-        &object("ClusterVersion", "kept", json!({"spec": sent})),
+        &object("ClusterVersion", "kept", &json!({"spec": sent})),
     )
     .await
     .expect("it is accepted");
@@ -317,7 +317,7 @@ async fn a_megabyte_is_within_the_budget_of_the_rules() {
         set(it, path, Value::from(vec![container.clone(); 1000]));
     });
     assert!(large.to_string().len() > 1 << 20, "{}", large.to_string().len());
-    let stored = object("ClusterVersion", "large", json!({"spec": large}));
+    let stored = object("ClusterVersion", "large", &json!({"spec": large}));
     api.create(&PostParams::default(), &stored)
         .await
         .expect("it is accepted");
@@ -468,19 +468,22 @@ async fn what_was_stored_before_the_rules_is_not_locked_in() {
     for (kind, name, broken, _) in broken_objects() {
         for name in [name.clone(), format!("{name}-x")] {
             let stored = raw(&client, kind)
-                .create(&PostParams::default(), &object(kind, &name, broken.clone()))
+                .create(&PostParams::default(), &object(kind, &name, &broken))
                 .await;
             stored.unwrap_or_else(|error| panic!("{kind} {name}: {error}"));
         }
+    }
+    let left = left_by_the_go_manager();
+    for left in &left {
+        let kind = &left.types.as_ref().expect("a kind").kind;
+        let stored = raw(&client, kind).create(&PostParams::default(), left).await;
+        stored.unwrap_or_else(|error| panic!("{kind}: {error}"));
     }
     // A value of another type: the one thing that must be repaired first.
     let twisted = json!({"spec": {"etcd": {"statefulset": "a text"}, "apiServer": 7}});
     for name in ["twisted", "twisted-x"] {
         raw(&client, "ClusterVersion")
-            .create(
-                &PostParams::default(),
-                &object("ClusterVersion", name, twisted.clone()),
-            )
+            .create(&PostParams::default(), &object("ClusterVersion", name, &twisted))
             .await
             .expect("anything is accepted");
     }
@@ -528,6 +531,19 @@ async fn what_was_stored_before_the_rules_is_not_locked_in() {
             "{what}"
         );
     }
+    for left in &left {
+        let (kind, name) = (&left.types.as_ref().expect("a kind").kind, left.name_any());
+        let api = raw(&client, kind);
+        let stored = api.get(&name).await.expect("it is there").data;
+        assert_eq!(stored.get("spec"), left.data.get("spec"), "{kind} {name}");
+        assert_eq!(stored.get("status"), left.data.get("status"), "{kind} {name}");
+        let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+        let answer = api.patch(&name, &PatchParams::default(), &label).await;
+        assert_eq!(told(answer), "accepted", "{kind} {name}");
+        let status = Patch::Merge(json!({"status": {"observedGeneration": 1}}));
+        let answer = api.patch_status(&name, &PatchParams::default(), &status).await;
+        assert_eq!(told(answer), "accepted", "{kind} {name}");
+    }
     let api = raw(&client, "ClusterVersion");
     let mut repaired = api.get("twisted").await.expect("it is there");
     repaired.data["spec"] = templates::full("ClusterIP");
@@ -537,6 +553,39 @@ async fn what_was_stored_before_the_rules_is_not_locked_in() {
         .await
         .expect("it is deleted");
     assert!(api.get_opt("twisted-x").await.unwrap().is_none());
+}
+
+/// What a Go manager left behind, if the machine has it: `VCM_COMPAT_DIR` or `../shared/compat`. Names are made to differ.
+fn left_by_the_go_manager() -> Vec<DynamicObject> {
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
+    let folder = std::env::var_os("VCM_COMPAT_DIR").map_or(default, Into::into);
+    let Ok(files) = std::fs::read_dir(folder.join("left-by-upstream")) else {
+        eprintln!(
+            "nothing of the Go manager in {} (set VCM_COMPAT_DIR)",
+            folder.display()
+        );
+        return Vec::new();
+    };
+    let mut left = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("a text");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
+        for mut document in documents {
+            if document["apiVersion"] == "tenancy.x-k8s.io/v1alpha1" {
+                let finalizers = document["metadata"]["finalizers"].take();
+                document["metadata"] =
+                    json!({"name": format!("left-{}", left.len()), "finalizers": finalizers});
+                left.push(serde_json::from_value(document).expect("an object"));
+            }
+        }
+    }
+    assert!(
+        left.len() > 5,
+        "only {} objects in {}",
+        left.len(),
+        folder.display()
+    );
+    left
 }
 
 /// `value` without members that are null, at any depth: those may be dropped.
@@ -560,7 +609,7 @@ async fn an_update_cannot_take_away_what_is_required() {
     let spec = json!({"spec": templates::full("ClusterIP")});
     api.create(
         &PostParams::default(),
-        &object("ClusterVersion", "taken-away", spec),
+        &object("ClusterVersion", "taken-away", &spec),
     )
     .await
     .expect("a good one");

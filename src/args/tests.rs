@@ -219,6 +219,25 @@ fn other_commands() {
     assert_eq!(parse_line(&["crds"]), Ok(Command::Crds));
     assert_eq!(parse_line(&["-leader-election=false", "crds"]), Ok(Command::Crds));
     assert_eq!(parse_line(&["--version"]), Ok(Command::Version));
+    let webhooks = |namespace: &str, url: Option<&str>, cert_manager| {
+        Ok(Command::WebhookConfig(WebhookConfig {
+            namespace: namespace.into(),
+            url: url.map(Into::into),
+            cert_manager,
+        }))
+    };
+    assert_eq!(
+        parse_line(&["webhook-config"]),
+        webhooks("vc-manager", None, false)
+    );
+    assert_eq!(
+        parse_line(&["webhook-config", "--namespace", "ns", "--cert-manager"]),
+        webhooks("ns", None, true)
+    );
+    assert_eq!(
+        parse_line(&["webhook-config", "--url=https://[::1]:9443/"]),
+        webhooks("vc-manager", Some("https://[::1]:9443"), false)
+    );
     assert_eq!(
         parse_line(&["-version=true", "-provisioner=capi"]),
         Ok(Command::Version)
@@ -322,6 +341,21 @@ const ERRORS: &[(&[&str], u8, &str)] = &[
     ),
     (&["run"], 2, "unexpected argument \"run\""),
     (&["crds", "x"], 2, "unexpected argument \"x\""),
+    (
+        &["webhook-config", "--namespace=It's"],
+        2,
+        "invalid value \"It's\" for flag -namespace: must be the name of a namespace",
+    ),
+    (
+        &["webhook-config", "--url", "http://host:9443"],
+        2,
+        "invalid value \"http://host:9443\" for flag -url: must be https://host:port",
+    ),
+    (
+        &["webhook-config", "--url=https://host:9443/path"],
+        2,
+        "invalid value \"https://host:9443/path\" for flag -url: must be https://host:port",
+    ),
     (&["crds", "--x"], 2, "unexpected argument \"--x\""),
     (&["--", "x"], 2, "unexpected argument \"x\""),
     (
