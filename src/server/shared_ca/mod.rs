@@ -48,6 +48,7 @@ use super::configurations::{Configuration, Configurations, Kind};
 use super::self_check::SelfCheck;
 use super::tls::ReloadableCertificate;
 use super::upkeep::{self, Pass};
+use crate::client::CallError;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, CertificateInfo};
 
@@ -93,6 +94,15 @@ pub struct SharedCa {
     end_told: bool,
 }
 
+/// What there is to take a certificate from.
+struct Prepared {
+    usable: Usable,
+    /// The configurations as they are now.
+    published: Vec<Configuration>,
+    /// Why one of them could not be written. The present certificate has to be renewed all the same.
+    problem: Option<CallError>,
+}
+
 /// One step that may have been overtaken.
 enum Step<T> {
     Done(T),
@@ -134,8 +144,8 @@ impl SharedCa {
         }
     }
 
-    /// The usable CA and the configurations that trust it; overtaken if someone else wrote first.
-    async fn prepare(&self, now: Timestamp) -> anyhow::Result<Step<(Usable, Vec<Configuration>)>> {
+    /// The usable CA, and the configurations after it was published; overtaken if someone else wrote first.
+    async fn prepare(&self, now: Timestamp) -> anyhow::Result<Step<Prepared>> {
         // In this order: see above.
         let found = self.configurations.read().await?;
         let secret = self.store.read().await?;
@@ -168,6 +178,7 @@ impl SharedCa {
             }
         };
         let mut published = Vec::new();
+        let mut problem = None;
         for configuration in found {
             let kind = configuration.kind;
             let Some(patch) = publish::patch(&configuration, &usable.trusted) else {
@@ -179,13 +190,20 @@ impl SharedCa {
                     info!(configuration = %kind, trusted = usable.trusted.len(), "caBundle published");
                     published.push(applied);
                 }
-                // Written or deleted meanwhile. A deleted one must not be made again: the patch names no rules, and
-                // the API server refuses it for its version.
+                // Written meanwhile. One that was deleted is not made again: by itself the patch is not valid, and
+                // that is said for once.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => return Ok(Step::Overtaken),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    problem = Some(error);
+                    published.push(configuration);
+                }
             }
         }
-        Ok(Step::Done((usable, published)))
+        Ok(Step::Done(Prepared {
+            usable,
+            published,
+            problem,
+        }))
     }
 
     async fn replace(
@@ -287,9 +305,14 @@ impl Pass for SharedCa {
     async fn pass(&mut self) -> anyhow::Result<Option<Timestamp>> {
         for _ in 0..ATTEMPTS {
             let now = Timestamp::now();
-            let Step::Done((usable, published)) = self.prepare(now).await? else {
+            let Step::Done(prepared) = self.prepare(now).await? else {
                 continue;
             };
+            let Prepared {
+                usable,
+                published,
+                problem,
+            } = prepared;
             self.tell_missing(&published);
             self.tell_end(&usable, now);
             self.setup
@@ -297,6 +320,9 @@ impl Pass for SharedCa {
                 .set_webhook_ca_not_after(usable.signer.not_after().as_second());
             let again = self.certify(&usable, &published, now)?;
             self.setup.check.judge(published, now);
+            if let Some(problem) = problem {
+                return Err(problem.into());
+            }
             let review = upkeep::after(usable.review, now).unwrap_or(usable.review);
             return Ok(Some(again.min(review)));
         }
