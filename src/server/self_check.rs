@@ -41,6 +41,9 @@ pub enum Fault {
         /// Name of the webhook.
         webhook: String,
     },
+    /// It would verify, but not with every API server yet.
+    #[error("the CA of the serving certificate was published only just now")]
+    Unsettled,
     /// The chain does not verify.
     #[error(
         "the serving certificate does not verify for {host} with the caBundle of webhook {webhook} in {kind}: {source}"
@@ -106,6 +109,8 @@ fn verifier(trusted: &[CertificateInfo]) -> Option<Arc<WebPkiServerVerifier>> {
 pub struct SelfCheck {
     certificate: ReloadableCertificate,
     latch: Latch,
+    /// Whether API servers may not have heard of the CA yet.
+    unsettled: bool,
     /// What the configurations were when last read.
     seen: Option<Vec<Configuration>>,
     /// What was last said in the log.
@@ -119,9 +124,16 @@ impl SelfCheck {
         Self {
             certificate,
             latch,
+            unsettled: false,
             seen: None,
             said: None,
         }
+    }
+
+    /// Says whether API servers may not have heard yet of the CA that signed the certificate, while they know another
+    /// replica's: then this one is better not called.
+    pub fn set_unsettled(&mut self, unsettled: bool) {
+        self.unsettled = unsettled;
     }
 
     /// Judges by `configurations`.
@@ -136,7 +148,11 @@ impl SelfCheck {
         let Some(configurations) = &self.seen else { return };
         let current = self.certificate.current();
         let chain = current.as_ref().map_or(&[][..], |key| &key.cert);
-        let outcome = verify(chain, configurations, now).map_err(|fault| fault.to_string());
+        let mut outcome = verify(chain, configurations, now);
+        if outcome.is_ok() && self.unsettled {
+            outcome = Err(Fault::Unsettled);
+        }
+        let outcome = outcome.map_err(|fault| fault.to_string());
         self.latch.set(outcome.is_ok());
         if self.said.as_ref() != Some(&outcome) {
             match &outcome {
@@ -301,6 +317,12 @@ mod tests {
         assert!(readiness.is_ready());
         check.judge_again(in_hours(2));
         assert!(!readiness.is_ready(), "expired");
+        check.judge_again(Timestamp::now());
+        assert!(readiness.is_ready());
+        check.set_unsettled(true);
+        check.judge_again(Timestamp::now());
+        assert!(!readiness.is_ready(), "not known everywhere");
+        check.set_unsettled(false);
         check.judge_again(Timestamp::now());
         certificate.set(leaf(&ca().0));
         check.judge_again(Timestamp::now());

@@ -18,7 +18,7 @@ mod scene;
 mod support;
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, PostParams};
@@ -205,6 +205,26 @@ async fn a_lost_ca_is_replaced_and_no_call_fails() {
 fn base64_of(text: &str) -> String {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+/// It has no certificate of the old CA, and cannot know whether API servers have heard of the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_starts_amid_a_rotation_is_ready_when_that_has_settled() {
+    let scene = Scene::with_configurations("amid").await;
+    let mut first = scene.replica("a", &[]);
+    first.ready().await;
+    scene.lose_the_secret().await;
+    scene.is_published().await;
+    let published = Instant::now();
+    let mut second = scene.replica("b", &[]);
+    second.says("was published only just now").await;
+    assert!(first.is_ready("").await && !second.is_ready("").await);
+    second.ready().await;
+    assert!(published.elapsed() > 8 * SECOND, "{:?}", published.elapsed());
+    // Long after, there is nothing to wait for.
+    let mut third = scene.replica("c", &SHORT[..1]);
+    third.ready().await;
+    assert!(!third.log().contains("not ready"), "{}", third.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -47,6 +47,9 @@ pub(super) enum Plan {
         /// CAs whose certificates may still be served, newest first.
         retired: Vec<CertificateInfo>,
     },
+    /// The CA begins to be valid at this time only. Clocks are wrong, and replicas whose clocks differ must not replace
+    /// each other's CAs for ever.
+    NotYet(Timestamp),
     /// The Secret is somebody else's and cannot be used. It is left alone.
     Foreign(PkiError),
 }
@@ -108,6 +111,7 @@ pub(super) fn plan(
         }
         Ok((signer, info)) => return keep(now, stored.ours, signer, info, &stored.trusted, lifetimes),
         Err(error) if !stored.ours => return Plan::Foreign(error),
+        Err(PkiError::NotYetValid { not_before }) => return Plan::NotYet(not_before),
         Err(error) => Reason::Unusable(error),
     };
     Plan::Replace {

@@ -92,6 +92,7 @@ impl World {
                 Reason::Due(_) => ("due", retired),
                 Reason::Unusable(_) => ("unusable", retired),
             },
+            Plan::NotYet(_) => return ("not yet", String::new()),
             Plan::Foreign(_) => return ("foreign", String::new()),
         };
         (word, self.letters(list))
@@ -111,7 +112,7 @@ fn table() {
         ("still young enough", 598, "aa", "a", "keep", "a"),
         ("two thirds over", 601, "aa", "a", "due", "a"),
         ("expired", 901, "aa", "a", "unusable", ""),
-        ("not begun", -2, "aa", "", "unusable", "a"),
+        ("not begun", -2, "aa", "", "not yet", ""),
         ("halves of two", 1, "xa", "a", "unusable", "a"),
         ("no key", 1, "-a", "", "unusable", "a"),
         ("no key, no list", 1, "-", "a", "unusable", "a"),
@@ -174,7 +175,6 @@ fn reasons_do_not_speak_of_tenants() {
     for (hour, stored, text) in [
         (601, "aa", "two thirds of its life are over; it expires at "),
         (901, "aa", "it expired at "),
-        (-2, "aa", "it is valid from "),
         (1, "xa", "its key belongs to another certificate"),
         (1, "la", "it may not sign certificates"),
         (1, "-a", "it cannot be read: "),
