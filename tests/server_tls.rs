@@ -275,6 +275,40 @@ async fn certificate_is_replaced_while_connections_go_on() {
     stop.cancel();
 }
 
+/// A Secret volume: the files are links through `..data`, itself a link that kubelet swaps for one to a new folder.
+#[tokio::test]
+async fn a_swap_of_the_links_of_a_secret_volume_is_noticed() {
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let update = |version: &str| {
+        std::fs::create_dir(dir.join(version)).unwrap();
+        write_pair(&dir.join(version), version);
+        symlink(version, dir.join("..data_tmp")).unwrap();
+        std::fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    };
+    update("..first");
+    for name in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(name), dir.join(name)).unwrap();
+    }
+    let certificate = ReloadableCertificate::default();
+    let source = CertificateSource::new(Some(dir.to_owned()), "ns");
+    let refresh = source.install(certificate.clone()).await.unwrap();
+    let metrics = Arc::new(Metrics::new(true).unwrap());
+    let stop = CancellationToken::new();
+    tokio::spawn(refresh.run_every(SECOND / 20, metrics, stop.clone()));
+    let server = Server::start(Some(&certificate), hello(), Limits::default()).await;
+    for version in ["..second", "..third"] {
+        tls_client(&server, dir, b"h2").await;
+        update(version);
+        std::fs::remove_dir_all(dir.join("..first")).ok();
+        sleep(SECOND / 2).await;
+        // Trusts what the files hold now.
+        tls_client(&server, dir, b"h2").await;
+    }
+    stop.cancel();
+}
+
 #[tokio::test]
 async fn peers_that_dawdle_are_cut() {
     let dir = tempfile::tempdir().unwrap();

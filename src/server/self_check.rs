@@ -41,6 +41,9 @@ pub enum Fault {
         /// Name of the webhook.
         webhook: String,
     },
+    /// It would verify, but not with every API server yet.
+    #[error("the CA of the serving certificate was published only just now")]
+    Unsettled,
     /// The chain does not verify.
     #[error(
         "the serving certificate does not verify for {host} with the caBundle of webhook {webhook} in {kind}: {source}"
@@ -106,6 +109,8 @@ fn verifier(trusted: &[CertificateInfo]) -> Option<Arc<WebPkiServerVerifier>> {
 pub struct SelfCheck {
     certificate: ReloadableCertificate,
     latch: Latch,
+    /// Whether API servers may not have heard of the CA yet.
+    unsettled: bool,
     /// What the configurations were when last read.
     seen: Option<Vec<Configuration>>,
     /// What was last said in the log.
@@ -119,9 +124,16 @@ impl SelfCheck {
         Self {
             certificate,
             latch,
+            unsettled: false,
             seen: None,
             said: None,
         }
+    }
+
+    /// Says whether API servers may not have heard yet of the CA that signed the certificate, while they know another
+    /// replica's: then this one is better not called.
+    pub fn set_unsettled(&mut self, unsettled: bool) {
+        self.unsettled = unsettled;
     }
 
     /// Judges by `configurations`.
@@ -136,7 +148,11 @@ impl SelfCheck {
         let Some(configurations) = &self.seen else { return };
         let current = self.certificate.current();
         let chain = current.as_ref().map_or(&[][..], |key| &key.cert);
-        let outcome = verify(chain, configurations, now).map_err(|fault| fault.to_string());
+        let mut outcome = verify(chain, configurations, now);
+        if outcome.is_ok() && self.unsettled {
+            outcome = Err(Fault::Unsettled);
+        }
+        let outcome = outcome.map_err(|fault| fault.to_string());
         self.latch.set(outcome.is_ok());
         if self.said.as_ref() != Some(&outcome) {
             match &outcome {
@@ -199,5 +215,117 @@ impl Pass for Watched {
 
     fn failed(&mut self) {
         self.check.judge_again(Timestamp::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::SignedDuration;
+    use rustls::pki_types::ServerName;
+
+    use super::*;
+    use crate::pki::{Authority, ExtendedUsage, KeyAlgorithm, LeafRequest};
+    use crate::server::health::Readiness;
+    use crate::server::tls::certified_key;
+
+    fn in_hours(hours: i64) -> Timestamp {
+        Timestamp::now()
+            .checked_add(SignedDuration::from_hours(hours))
+            .unwrap()
+    }
+
+    fn ca() -> (Authority, CertificateInfo) {
+        let (authority, _) =
+            Authority::create_for_leaves("ca", in_hours(-1), in_hours(9), Timestamp::now()).unwrap();
+        let info = CertificateInfo::from_der(authority.certificate_der().to_vec()).unwrap();
+        (authority, info)
+    }
+
+    /// A certificate for an hour, and as what is served.
+    fn leaf(ca: &Authority) -> rustls::sign::CertifiedKey {
+        let request = LeafRequest {
+            common_name: "leaf".into(),
+            organization: None,
+            usages: &[ExtendedUsage::ServerAuth],
+            dns_names: vec!["hook.ns.svc".into()],
+            ip_addresses: vec!["127.0.0.1".parse().unwrap()],
+        };
+        let now = Timestamp::now();
+        let pair = ca
+            .issue_between(&request, KeyAlgorithm::EcdsaP256, in_hours(-1), in_hours(1), now)
+            .unwrap();
+        certified_key(pair.certificate_pem.as_bytes(), pair.key_pem.as_bytes()).unwrap()
+    }
+
+    fn configuration(host: &str, trusted: &[&CertificateInfo]) -> Configuration {
+        Configuration {
+            kind: Kind::Validating,
+            resource_version: "1".into(),
+            webhooks: vec![Webhook {
+                name: "hook".into(),
+                host: ServerName::try_from(host.to_owned()).ok(),
+                trusted: trusted.iter().copied().cloned().collect(),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_the_api_server_would_say() {
+        let (authority, own) = ca();
+        let (_, other) = ca();
+        let chain = leaf(&authority).cert;
+        let said = |configurations: &[Configuration], hours| {
+            verify(&chain, configurations, in_hours(hours)).map_err(|fault| fault.to_string())
+        };
+        let good = configuration("hook.ns.svc", &[&other, &own]);
+        assert_eq!(said(&[], 0), Ok(()), "nobody is sent here");
+        assert_eq!(
+            said(&[good.clone(), configuration("127.0.0.1", &[&own])], 0),
+            Ok(())
+        );
+        for (configuration, hours, words) in [
+            (
+                configuration("hook.ns.svc", &[]),
+                0,
+                "has no CA certificate in the caBundle",
+            ),
+            (configuration("not a host", &[&own]), 0, "has no usable host"),
+            (configuration("hook.ns.svc", &[&other]), 0, "BadSignature"),
+            (configuration("other.ns.svc", &[&own]), 0, "not valid for name"),
+            (configuration("127.0.0.2", &[&own]), 0, "not valid for name"),
+            (good.clone(), 2, "expired"),
+        ] {
+            let text = said(&[good.clone(), configuration], hours).unwrap_err();
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(matches!(
+            verify(&[], &[good], Timestamp::now()),
+            Err(Fault::NoCertificate)
+        ));
+    }
+
+    #[test]
+    fn the_latch_follows() {
+        let (authority, own) = ca();
+        let certificate = ReloadableCertificate::default();
+        certificate.set(leaf(&authority));
+        let readiness = Readiness::new();
+        let mut check = SelfCheck::new(certificate.clone(), readiness.latch("webhook-certificate"));
+        check.judge_again(Timestamp::now());
+        assert!(!readiness.is_ready(), "nothing is known yet");
+        check.judge(vec![configuration("127.0.0.1", &[&own])], Timestamp::now());
+        assert!(readiness.is_ready());
+        check.judge_again(in_hours(2));
+        assert!(!readiness.is_ready(), "expired");
+        check.judge_again(Timestamp::now());
+        assert!(readiness.is_ready());
+        check.set_unsettled(true);
+        check.judge_again(Timestamp::now());
+        assert!(!readiness.is_ready(), "not known everywhere");
+        check.set_unsettled(false);
+        check.judge_again(Timestamp::now());
+        certificate.set(leaf(&ca().0));
+        check.judge_again(Timestamp::now());
+        assert!(!readiness.is_ready(), "of another CA");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rand::RngExt as _;
 use tokio::sync::Notify;
@@ -49,6 +50,8 @@ pub(super) async fn run(mut work: impl Pass + Send, woken: &Notify) {
     let mut said: Option<String> = None;
     let mut pauses = Pauses::default();
     loop {
+        // What happened until here is seen by the pass that begins now.
+        let _ = woken.notified().now_or_never();
         let due = match work.pass().await {
             Ok(due) => {
                 if said.take().is_some() {
@@ -81,12 +84,9 @@ pub(super) fn told(error: &anyhow::Error) -> String {
     let mut words: Vec<String> = Vec::new();
     for cause in error.chain() {
         // Its own text has the status once more, as a structure.
-        let status = match status(cause) {
-            Some(status) => status,
-            None => {
-                words.push(cause.to_string());
-                continue;
-            }
+        let Some(status) = status(cause) else {
+            words.push(cause.to_string());
+            continue;
         };
         words.push(status.message.clone());
         if status.code == 403 {
@@ -124,4 +124,91 @@ async fn until(due: Option<Timestamp>) {
 pub(super) fn after(at: Timestamp, now: Timestamp) -> Option<Timestamp> {
     let over = at.checked_add(SignedDuration::from_secs(1)).ok()?;
     (over > now).then_some(over)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Notes each pass; fails while it has errors to give.
+    struct Work {
+        passes: Arc<Mutex<Vec<tokio::time::Instant>>>,
+        errors: usize,
+        due: Option<Duration>,
+    }
+
+    impl Pass for Work {
+        async fn pass(&mut self) -> anyhow::Result<Option<Timestamp>> {
+            self.passes.lock().unwrap().push(tokio::time::Instant::now());
+            if self.errors > 0 {
+                self.errors -= 1;
+                anyhow::bail!("no");
+            }
+            Ok(self.due.take().map(|due| Timestamp::now() + due))
+        }
+
+        fn failed(&mut self) {}
+    }
+
+    async fn passes_of(errors: usize, due: Option<Duration>, wakes: usize) -> usize {
+        let passes = Arc::new(Mutex::new(Vec::new()));
+        let work = Work {
+            passes: Arc::clone(&passes),
+            errors,
+            due,
+        };
+        let woken = Notify::new();
+        let waking = async {
+            for _ in 0..wakes {
+                sleep(Duration::from_millis(300)).await;
+                woken.notify_one();
+                woken.notify_one();
+            }
+            sleep(Duration::from_millis(400)).await;
+        };
+        tokio::select! {
+            () = run(work, &woken) => {}
+            () = waking => {}
+        }
+        passes.lock().unwrap().len()
+    }
+
+    #[tokio::test]
+    async fn passes_are_made_when_called_for() {
+        assert_eq!(passes_of(0, None, 0).await, 1);
+        assert_eq!(passes_of(0, None, 2).await, 3);
+        assert_eq!(passes_of(0, Some(Duration::from_millis(200)), 0).await, 2);
+        assert_eq!(passes_of(0, Some(Duration::from_hours(1)), 1).await, 2);
+        assert_eq!(passes_of(9, None, 0).await, 1, "the pause is longer");
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let mut pauses = Pauses::default();
+        let all: Vec<Duration> = (0..10).map(|_| pauses.next()).collect();
+        assert!(all[0] >= FIRST_PAUSE.mul_f64(0.8) && all[0] <= FIRST_PAUSE.mul_f64(1.2));
+        assert!(all[2] > all[0] && all[9] <= LONGEST_PAUSE.mul_f64(1.2));
+        assert!(all[9] >= LONGEST_PAUSE.mul_f64(0.8));
+    }
+
+    #[test]
+    fn errors_are_told_once_and_with_advice() {
+        let status = kube::core::Status {
+            message: "secrets \"x\" is forbidden".into(),
+            code: 403,
+            ..kube::core::Status::default()
+        };
+        let error = crate::client::CallError::Api {
+            what: "get Secret ns/x".into(),
+            source: Box::new(kube::Error::Api(Box::new(status))),
+        };
+        let told = told(&anyhow::Error::from(error).context("cannot keep the CA"));
+        assert_eq!(
+            told,
+            "cannot keep the CA: get Secret ns/x: secrets \"x\" is forbidden: is the ClusterRole or Role of \
+             charts/vc-manager.yaml missing?"
+        );
+    }
 }

@@ -18,13 +18,14 @@ mod scene;
 mod support;
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use vc_manager::admission::configuration::{MUTATING_CONFIGURATION, VALIDATING_CONFIGURATION};
 use vc_manager::pki::CertificateInfo;
+use vc_manager::server::configurations::{Configurations, Kind};
 use vc_manager::server::shared_ca::SECRET;
 
 use caller::{Caller, handshake};
@@ -58,7 +59,7 @@ async fn the_first_start_makes_the_ca_and_publishes_it() {
     let labels = secret.metadata.labels.unwrap();
     assert_eq!(labels["app.kubernetes.io/managed-by"], "vc-manager");
     let (signer, trusted) = scene.stored().await;
-    assert_eq!(trusted, [signer.clone()]);
+    assert_eq!(trusted, std::slice::from_ref(&signer));
     assert_eq!(signer.common_name, "vc-manager webhook CA");
     let life = signer.not_after.duration_since(signer.not_before);
     assert_eq!(life.as_hours(), 8760 + 1);
@@ -121,10 +122,10 @@ async fn the_first_start_makes_the_ca_and_publishes_it() {
         ),
         ("vc_manager_webhook_ca_not_after_seconds", signer.not_after),
     ] {
-        let line = format!("{name} {}", expected.as_second());
+        let sample = format!("{name} {}", expected.as_second());
         assert!(
-            metrics.lines().any(|shown| shown == line),
-            "{line} not in\n{metrics}"
+            metrics.lines().any(|shown| shown == sample),
+            "{sample} not in\n{metrics}"
         );
     }
     assert!(replica.is_ready("/webhook-certificate").await);
@@ -148,11 +149,7 @@ async fn two_that_start_at_once_agree_on_one_ca() {
             handshake(replica.https, signer.pem().as_bytes()).await.unwrap();
         }
         drop(replicas);
-        scene
-            .secrets()
-            .delete(SECRET, &DeleteParams::default())
-            .await
-            .unwrap();
+        scene.lose_the_secret().await;
     }
 }
 
@@ -167,37 +164,23 @@ async fn a_lost_ca_is_replaced_and_no_call_fails() {
         scene.client.clone(),
         replicas.iter().map(|replica| replica.https).collect(),
     );
-    for round in [
-        "deleted",
-        "without its key",
-        "with a key of another",
-        "no certificate",
+    let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    for (round, harm) in [
+        ("deleted", None),
+        ("without its key", Some(json!({"data": {"tls.key": ""}}))),
+        (
+            "with another key",
+            Some(json!({"data": {"tls.key": base64_of(&other)}})),
+        ),
+        (
+            "no certificate",
+            Some(json!({"data": {"tls.crt": base64_of("junk")}})),
+        ),
     ] {
         let (old, _) = scene.stored().await;
-        let junk = base64_of("junk");
-        match round {
-            "deleted" => {
-                scene
-                    .secrets()
-                    .delete(SECRET, &DeleteParams::default())
-                    .await
-                    .unwrap();
-            }
-            "without its key" => {
-                scene
-                    .merge(&scene.secrets(), SECRET, &json!({"data": {"tls.key": ""}}))
-                    .await
-            }
-            "no certificate" => {
-                scene
-                    .merge(&scene.secrets(), SECRET, &json!({"data": {"tls.crt": junk}}))
-                    .await
-            }
-            _ => {
-                let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
-                let patch = json!({"data": {"tls.key": base64_of(&key)}});
-                scene.merge(&scene.secrets(), SECRET, &patch).await;
-            }
+        match harm {
+            Some(patch) => scene.merge(&scene.secrets(), SECRET, &patch).await,
+            None => scene.lose_the_secret().await,
         }
         let new = eventually("a new CA", async || {
             let secret = scene.secrets().get_opt(SECRET).await.unwrap()?;
@@ -222,6 +205,26 @@ async fn a_lost_ca_is_replaced_and_no_call_fails() {
 fn base64_of(text: &str) -> String {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+/// It has no certificate of the old CA, and cannot know whether API servers have heard of the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_starts_amid_a_rotation_is_ready_when_that_has_settled() {
+    let scene = Scene::with_configurations("amid").await;
+    let mut first = scene.replica("a", &[]);
+    first.ready().await;
+    scene.lose_the_secret().await;
+    scene.is_published().await;
+    let published = Instant::now();
+    let mut second = scene.replica("b", &[]);
+    second.says("was published only just now").await;
+    assert!(first.is_ready("").await && !second.is_ready("").await);
+    second.ready().await;
+    assert!(published.elapsed() > 8 * SECOND, "{:?}", published.elapsed());
+    // Long after, there is nothing to wait for.
+    let mut third = scene.replica("c", &SHORT[..1]);
+    third.ready().await;
+    assert!(!third.log().contains("not ready"), "{}", third.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -294,11 +297,7 @@ async fn a_secret_of_somebody_else_is_left_alone() {
     let still = scene.secret().await;
     assert_eq!(still.metadata.resource_version, foreign.metadata.resource_version);
 
-    scene
-        .secrets()
-        .delete(SECRET, &DeleteParams::default())
-        .await
-        .unwrap();
+    scene.lose_the_secret().await;
     replica.ready().await;
     scene.is_published().await;
 }
@@ -427,11 +426,7 @@ async fn it_serves_on_while_the_api_server_is_away() {
         assert!(replica.is_ready("").await);
     }
     scene.overwrite(None).await;
-    scene
-        .secrets()
-        .delete(SECRET, &DeleteParams::default())
-        .await
-        .unwrap();
+    scene.lose_the_secret().await;
     tokio::time::sleep(SECOND).await;
     handshake(replica.https, signer.pem().as_bytes()).await.unwrap();
     proxy.set_open(true);
@@ -441,6 +436,44 @@ async fn it_serves_on_while_the_api_server_is_away() {
         new != signer && trusted.contains(&signer),
         "from the configuration that had it still"
     );
+}
+
+/// Who read a configuration before it was changed, or deleted, cannot write it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bundle_is_not_put_into_what_has_changed_since() {
+    let scene = Scene::with_configurations("guard").await;
+    let configurations = Configurations::new(scene.client.clone(), 15 * SECOND);
+    let read = configurations.read().await.unwrap().pop().unwrap();
+    assert_eq!(read.kind, Kind::Mutating);
+    let ca = rcgen::generate_simple_self_signed(vec!["x".to_owned()])
+        .unwrap()
+        .cert
+        .pem();
+    let patch = |bundle: &str| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": MUTATING_CONFIGURATION, "resourceVersion": read.resource_version},
+            "webhooks": [{"name": read.webhooks[0].name, "clientConfig": {"caBundle": base64_of(bundle)}}],
+        })
+    };
+    scene.overwrite(Some(&ca)).await;
+    let refused = configurations
+        .apply(Kind::Mutating, "test", &patch(&ca))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Some(409));
+    scene
+        .mutating()
+        .delete(MUTATING_CONFIGURATION, &DeleteParams::default())
+        .await
+        .unwrap();
+    let refused = configurations
+        .apply(Kind::Mutating, "test", &patch(&ca))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Some(422), "it would have no rules");
+    assert_eq!(configurations.read().await.unwrap().len(), 1);
 }
 
 /// Requests for the kinds that matter here, as the API server counts them, watches apart.

@@ -119,6 +119,12 @@ impl Scene {
         .await
     }
 
+    /// Deletes it.
+    pub(crate) async fn lose_the_secret(&self) {
+        let params = DeleteParams::default();
+        self.secrets().delete(SECRET, &params).await.unwrap();
+    }
+
     /// The CA that signs, and all that are trusted, as stored.
     pub(crate) async fn stored(&self) -> (CertificateInfo, Vec<CertificateInfo>) {
         let data = self.secret().await.data.unwrap();
@@ -166,10 +172,10 @@ impl Scene {
     /// Puts `bundle` into the only webhook of the mutating configuration, or takes it out.
     pub(crate) async fn overwrite(&self, bundle: Option<&str>) {
         let bundle = bundle.map(|text| base64::engine::general_purpose::STANDARD.encode(text));
-        let path = "/webhooks/0/clientConfig/caBundle";
+        let pointer = "/webhooks/0/clientConfig/caBundle";
         let operation = match bundle {
-            Some(bundle) => json!([{"op": "add", "path": path, "value": bundle}]),
-            None => json!([{"op": "remove", "path": path}]),
+            Some(bundle) => json!([{"op": "add", "path": pointer, "value": bundle}]),
+            None => json!([{"op": "remove", "path": pointer}]),
         };
         let patch = Patch::Json::<()>(serde_json::from_value(operation).unwrap());
         self.mutating()

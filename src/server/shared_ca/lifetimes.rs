@@ -38,6 +38,12 @@ impl Lifetimes {
         span(now, self.leaf)
     }
 
+    /// Whether there may be API servers that have not heard of a CA yet, going by its age. It takes a moment from the
+    /// Secret to the configurations, too.
+    pub(super) fn is_news(self, ca: &CertificateInfo, now: Timestamp) -> bool {
+        now < later(made_at(ca), signed(self.settle() * 2))
+    }
+
     /// From when on no certificate can be alive that an older CA than `newest` has signed: replicas sign with the
     /// newest one they know.
     pub(super) fn older_are_done(self, newest: &CertificateInfo) -> Timestamp {

@@ -17,7 +17,7 @@
 //! - The configurations are read *before* the Secret, and written guarded by the version read. A list newer than the
 //!   one at hand can be published only by a write after that reading, which makes ours fail.
 //! - A replica serves a certificate of a new CA only after that CA has been in every configuration for
-//!   [`Lifetimes::settle`]. Only one that has no certificate yet, and is not ready, does not wait.
+//!   [`Lifetimes::settle`]. One that has no certificate yet takes one at once, and is not ready until then.
 //! - A retired CA leaves the list when every certificate of it has expired, whether or not anybody renewed them.
 //! - When the Secret is lost, what is published takes its place as the list of retired CAs.
 //! - A pass that fails changes nothing: the certificate in use is served on.
@@ -48,6 +48,7 @@ use super::configurations::{Configuration, Configurations, Kind};
 use super::self_check::SelfCheck;
 use super::tls::ReloadableCertificate;
 use super::upkeep::{self, Pass};
+use crate::client::CallError;
 use crate::metrics::Metrics;
 use crate::pki::{Authority, CertificateInfo};
 
@@ -93,6 +94,15 @@ pub struct SharedCa {
     end_told: bool,
 }
 
+/// What there is to take a certificate from.
+struct Prepared {
+    usable: Usable,
+    /// The configurations as they are now.
+    published: Vec<Configuration>,
+    /// Why one of them could not be written. The present certificate has to be renewed all the same.
+    problem: Option<CallError>,
+}
+
 /// One step that may have been overtaken.
 enum Step<T> {
     Done(T),
@@ -134,8 +144,8 @@ impl SharedCa {
         }
     }
 
-    /// The usable CA and the configurations that trust it; overtaken if someone else wrote first.
-    async fn prepare(&self, now: Timestamp) -> anyhow::Result<Step<(Usable, Vec<Configuration>)>> {
+    /// The usable CA, and the configurations after it was published; overtaken if someone else wrote first.
+    async fn prepare(&self, now: Timestamp) -> anyhow::Result<Step<Prepared>> {
         // In this order: see above.
         let found = self.configurations.read().await?;
         let secret = self.store.read().await?;
@@ -157,6 +167,11 @@ impl SharedCa {
                 self.replace(secret, because, retired, now).await?;
                 return Ok(Step::Overtaken);
             }
+            Plan::NotYet(not_before) => bail!(
+                "the webhook CA in Secret {}/{SECRET} is valid from {not_before} only: check the clocks, then delete \
+                 the Secret",
+                self.setup.namespace
+            ),
             Plan::Foreign(error) => {
                 let Setup { namespace, .. } = &self.setup;
                 let problem = Reason::Unusable(error);
@@ -168,6 +183,7 @@ impl SharedCa {
             }
         };
         let mut published = Vec::new();
+        let mut problem = None;
         for configuration in found {
             let kind = configuration.kind;
             let Some(patch) = publish::patch(&configuration, &usable.trusted) else {
@@ -179,13 +195,20 @@ impl SharedCa {
                     info!(configuration = %kind, trusted = usable.trusted.len(), "caBundle published");
                     published.push(applied);
                 }
-                // Written or deleted meanwhile. A deleted one must not be made again: the patch names no rules, and
-                // the API server refuses it for its version.
+                // Written meanwhile. One that was deleted is not made again: by itself the patch is not valid, and
+                // that is said for once.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => return Ok(Step::Overtaken),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    problem = Some(error);
+                    published.push(configuration);
+                }
             }
         }
-        Ok(Step::Done((usable, published)))
+        Ok(Step::Done(Prepared {
+            usable,
+            published,
+            problem,
+        }))
     }
 
     async fn replace(
@@ -214,10 +237,13 @@ impl SharedCa {
         published: &[Configuration],
         now: Timestamp,
     ) -> anyhow::Result<Timestamp> {
-        let settle = self.setup.lifetimes.settle();
+        let lifetimes = self.setup.lifetimes;
         let signer = usable.signer.certificate_der();
         let everywhere = publish::is_everywhere(signer, published);
-        let left = self.settling.observe(signer, everywhere, settle, Instant::now());
+        let left = self
+            .settling
+            .observe(signer, everywhere, lifetimes.settle(), Instant::now());
+        let settled = left.is_some_and(|left| left.is_zero());
         let names = Names::wanted(&self.setup.namespace, published);
         let decision = self
             .leaf
@@ -226,7 +252,7 @@ impl SharedCa {
                 let standing = Standing {
                     signer,
                     signer_not_after: usable.signer.not_after(),
-                    settled: left.is_some_and(|left| left.is_zero()),
+                    settled,
                 };
                 let trusts = |issuer: &[u8]| {
                     let published = publish::published(published);
@@ -238,16 +264,30 @@ impl SharedCa {
                 };
                 leaf.decide(&names, standing, trusts, now)
             });
-        let because = match decision {
-            Decision::Keep(until) => {
-                let until = upkeep::after(until, now).unwrap_or(until);
-                let waits = self.leaf.as_ref().is_some_and(|leaf| !leaf.is_from(signer));
-                let settled = left.filter(|left| waits && !left.is_zero());
-                let settled = settled.map(|left| lifetimes::later(now, lifetimes::signed(left)));
-                return Ok(settled.map_or(until, |settled| settled.min(until)));
-            }
-            Decision::Issue(because) => because,
+        let again = match decision {
+            // Whole seconds are over only when the next one has begun.
+            Decision::Keep(until) => upkeep::after(until, now).unwrap_or(until),
+            Decision::Issue(because) => self.take(because, usable, names, now)?,
         };
+        // Other replicas serve from a retired CA still; with the very first CA there is no one else to call.
+        let from_signer = self.leaf.as_ref().is_some_and(|leaf| leaf.is_from(signer));
+        let is_news = usable.trusted.len() > 1 && lifetimes.is_news(&usable.trusted[0], now);
+        let unsettled = from_signer && !settled && is_news;
+        self.setup.check.set_unsettled(unsettled);
+        let waits = unsettled || !from_signer;
+        let settling = left.filter(|left| waits && !left.is_zero());
+        let settling = settling.map(|left| lifetimes::later(now, lifetimes::signed(left)));
+        Ok(settling.map_or(again, |at| at.min(again)))
+    }
+
+    /// Takes a new certificate. Says when to renew it.
+    fn take(
+        &mut self,
+        because: &str,
+        usable: &Usable,
+        names: Names,
+        now: Timestamp,
+    ) -> anyhow::Result<Timestamp> {
         let (leaf, certified) = Leaf::issue(&usable.signer, names, self.setup.lifetimes, &self.seed, now)
             .context("cannot issue the serving certificate")?;
         info!(because, not_after = %leaf.not_after(), "new serving certificate");
@@ -287,9 +327,14 @@ impl Pass for SharedCa {
     async fn pass(&mut self) -> anyhow::Result<Option<Timestamp>> {
         for _ in 0..ATTEMPTS {
             let now = Timestamp::now();
-            let Step::Done((usable, published)) = self.prepare(now).await? else {
+            let Step::Done(prepared) = self.prepare(now).await? else {
                 continue;
             };
+            let Prepared {
+                usable,
+                published,
+                problem,
+            } = prepared;
             self.tell_missing(&published);
             self.tell_end(&usable, now);
             self.setup
@@ -297,6 +342,9 @@ impl Pass for SharedCa {
                 .set_webhook_ca_not_after(usable.signer.not_after().as_second());
             let again = self.certify(&usable, &published, now)?;
             self.setup.check.judge(published, now);
+            if let Some(problem) = problem {
+                return Err(problem.into());
+            }
             let review = upkeep::after(usable.review, now).unwrap_or(usable.review);
             return Ok(Some(again.min(review)));
         }
