@@ -53,7 +53,8 @@ impl Kubernetes {
         what: impl Into<String>,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
-        deadline(self.limit, what, call).await.map_err(Error::from)
+        // Boxed: it would otherwise be in every caller's future twice.
+        deadline(self.limit, what, Box::pin(call)).await.map_err(Error::from)
     }
 
     fn namespaced<K>(&self, namespace: &str) -> Api<K>

@@ -131,22 +131,20 @@ impl Webhooked {
 
     /// Registers the webhooks, as `webhook-config/` does, and waits until the API server asks them.
     pub fn register(&self, reviews: &[&str]) {
-        // TEMPORARY
+        let printed = Command::new(PROGRAM)
+            .args(["webhook-config", "--url"])
+            .arg(format!("https://{}", self.address))
+            .output()
+            .expect("the program starts");
+        assert!(printed.status.success(), "{printed:?}");
+        let text = String::from_utf8(printed.stdout).expect("text");
         let bundle = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &self.ca);
-        let hook = |name: &str, path: &str, resource: &str, operations: Value| {
-            json!({
-                "name": name, "admissionReviewVersions": reviews, "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 10,
-                "clientConfig": {"url": format!("https://{}{path}", self.address), "caBundle": bundle},
-                "rules": [{"apiGroups": ["tenancy.x-k8s.io"], "apiVersions": ["v1alpha1"], "resources": [resource], "operations": operations}],
-            })
-        };
-        for object in [
-            json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "metadata": {"name": "virtualcluster-mutating-webhook-configuration"},
-              "webhooks": [hook("clusterversion.mutating.webhook", "/mutate-tenancy-x-k8s-io-v1alpha1-clusterversion", "clusterversions", json!(["CREATE", "UPDATE"]))]}),
-            json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": {"name": "virtualcluster-validating-webhook-configuration"},
-              "webhooks": [hook("clusterversion.validating.webhook", "/validate-tenancy-x-k8s-io-v1alpha1-clusterversion", "clusterversions", json!(["CREATE", "UPDATE", "DELETE"])),
-                hook("virtualcluster.validating.webhook", "/validate-tenancy-x-k8s-io-v1alpha1-virtualcluster", "virtualclusters", json!(["CREATE", "UPDATE"]))]}),
-        ] {
+        for document in text.split("\n---\n").skip(1) {
+            let mut object: Value = serde_saphyr::from_str(document).expect("YAML");
+            for webhook in object["webhooks"].as_array_mut().expect("webhooks") {
+                webhook["clientConfig"]["caBundle"] = json!(bundle);
+                webhook["admissionReviewVersions"] = json!(reviews);
+            }
             let applied = self.kubectl(&["apply", "--server-side", "-f", "-"], &object.to_string());
             assert!(applied.ok, "{}", applied.text);
         }
