@@ -163,6 +163,7 @@ async fn a_lost_ca_is_replaced_and_no_call_fails() {
     let caller = Caller::start(
         scene.client.clone(),
         replicas.iter().map(|replica| replica.https).collect(),
+        SECOND,
     );
     let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
     for (round, harm) in [
@@ -238,6 +239,7 @@ async fn three_rotations_and_no_call_fails() {
     let caller = Caller::start(
         scene.client.clone(),
         replicas.iter().map(|replica| replica.https).collect(),
+        SECOND / 2,
     );
     let (mut last, _) = scene.stored().await;
     for _ in 0..3 {

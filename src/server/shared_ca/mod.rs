@@ -3,10 +3,10 @@
 //! Every replica does the same, leader or not. A pass reads the webhook configurations and the Secret, fresh from the
 //! API server, and then
 //!
-//! 1. makes a CA if there is none, or a new one if its time has come ([`plan`]); the previous ones stay in the list of
+//! 1. makes a CA if there is none, or a new one if its time has come (`plan`); the previous ones stay in the list of
 //!    trusted CAs for as long as a certificate of theirs may be served;
-//! 2. puts that list into the `caBundle` of every webhook that has another ([`publish`]);
-//! 3. takes a certificate from the CA, if the one in use has to go ([`leaf`]);
+//! 2. puts that list into the `caBundle` of every webhook that has another (`publish`);
+//! 3. takes a certificate from the CA, if the one in use has to go (`leaf`);
 //! 4. checks that what is served verifies against what is published ([`SelfCheck`]).
 //!
 //! Watches call for a pass; nothing is polled.
