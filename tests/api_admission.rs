@@ -257,7 +257,7 @@ fn what_only_the_api_server_knows_is_asked_of_it() {
             &["create", "--dry-run=server", "--validate=ignore", "-f", "-"],
             &object.to_string(),
         );
-        told.push_str(&format!("{what}: {}", printed.text));
+        told.extend([what, ": ", &printed.text]);
     }
     insta::assert_snapshot!("asked", told);
 }
@@ -386,7 +386,7 @@ fn virtual_clusters() {
     let mut told = String::new();
     let mut say = |what: &str, printed: &Printed, ok: bool| {
         assert_eq!(printed.ok, ok, "{what}: {}", printed.text);
-        told.push_str(&format!("{what}: {}", printed.text));
+        told.extend([what, ": ", &printed.text]);
     };
     let patch =
         |name: &str, patch: &str| scene.kubectl(&["patch", "vc", name, "--type=merge", "-p", patch], "");
@@ -546,10 +546,12 @@ fn samples_of_the_go_manager() {
                 &text,
             );
             let text = printed.text.replace(&*folder.to_string_lossy(), "");
-            told.push_str(&format!(
-                "{set}/{name}: {}\n{text}\n",
-                if printed.ok { "passes" } else { "is refused" }
-            ));
+            let outcome = if printed.ok { "passes" } else { "is refused" };
+            told.extend([
+                set, "/", &name, ": ", outcome, "
+", &text, "
+",
+            ]);
         }
     }
     insta::assert_snapshot!("samples", told);

@@ -54,7 +54,9 @@ impl Kubernetes {
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
         // Boxed: it would otherwise be in every caller's future twice.
-        deadline(self.limit, what, Box::pin(call)).await.map_err(Error::from)
+        deadline(self.limit, what, Box::pin(call))
+            .await
+            .map_err(Error::from)
     }
 
     fn namespaced<K>(&self, namespace: &str) -> Api<K>
