@@ -242,6 +242,7 @@ fn hoards(scene: &Webhooked) {
             .unwrap();
         std::sync::Arc::new(config.with_root_certificates(roots).with_no_client_auth())
     };
+    let chunk = vec![b' '; 64 * 1024];
     let mut peak = before;
     let mut held = Vec::new();
     for _ in 0..16 {
@@ -252,14 +253,14 @@ fn hoards(scene: &Webhooked) {
             .unwrap();
         let client = rustls::ClientConnection::new(std::sync::Arc::clone(&config), name).unwrap();
         let mut tls = rustls::StreamOwned::new(client, stream);
-        let head = format!(
+        let request = format!(
             "POST {MUTATE} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             8 * 1024 * 1024
         );
-        let _ = tls.write_all(head.as_bytes());
+        let _ = tls.write_all(request.as_bytes());
         // All but the last byte; what finds no room is not read, and the write ends by its timeout.
         for _ in 0..127 {
-            if tls.write_all(&[b' '; 64 * 1024]).is_err() {
+            if tls.write_all(&chunk).is_err() {
                 break;
             }
         }
