@@ -4,8 +4,10 @@
 //! the loop runs only while this one holds the Lease.
 //!
 //! Stop, at the first SIGTERM or SIGINT: not ready; serve on for a moment, as endpoints lag behind; stop accepting and
-//! finish what is in flight; stop the loop; release the Lease. The second signal ends the process at once. A process
-//! that loses the Lease ends too, so that nothing of its loop outlives it.
+//! finish what is in flight; stop the loop; release the Lease. The second signal ends the process at once.
+//!
+//! Who loses the Lease, as in an outage of the API server, stops its loop and stands for election again. The process goes
+//! on: it serves webhooks, and after a restart in the middle of an outage it would have no certificate for them.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -43,7 +45,7 @@ const RETRY_PERIOD: Duration = Duration::from_secs(2);
 const ENDPOINT_LAG: Duration = Duration::from_secs(3);
 /// Time for requests in flight at shutdown.
 const DRAIN: Duration = Duration::from_secs(8);
-/// The same after the Lease was lost: less than another replica has to wait before it takes over.
+/// The same after a failure: less than another replica has to wait before it takes over.
 const DRAIN_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Time to cut connections that are still open then.
 const CUT: Duration = Duration::from_millis(200);
@@ -363,21 +365,29 @@ async fn lead(
             warn!(%error, "the namespace of the Lease may be missing");
         }
     }
-    let leading = AtomicBool::new(false);
-    let loop_under_lease = async {
-        leading.store(true, Ordering::Relaxed);
-        work(context, stop.clone()).await
-    };
-    // Of use to a candidate only: a leader's loop heeds the token itself, and keeps the Lease until it is through.
-    let resigned = async {
-        stop.cancelled().await;
-        if leading.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
+    loop {
+        let leading = AtomicBool::new(false);
+        let loop_under_lease = async {
+            leading.store(true, Ordering::Relaxed);
+            work(context.clone(), stop.clone()).await
+        };
+        // Of use to a candidate only: a leader's loop heeds the token itself, and keeps the Lease until it is through.
+        let resigned = async {
+            stop.cancelled().await;
+            if leading.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            outcome = election.with_lease(loop_under_lease) => {
+                if let Some(outcome) = outcome {
+                    return outcome;
+                }
+                // All of the loop went with its future: it leaves no task behind.
+                warn!("lost the Lease: the loop is stopped, and stands for election again");
+            }
+            () = resigned => return Ok(()),
         }
-    };
-    tokio::select! {
-        outcome = election.with_lease(loop_under_lease) => outcome.unwrap_or_else(|| bail!("leader election lost")),
-        () = resigned => Ok(()),
     }
 }
 
@@ -400,6 +410,8 @@ impl Leading {
 impl Drop for Leading {
     fn drop(&mut self) {
         self.0.set_leader(false);
+        // Another one sees them now.
+        self.0.set_virtual_clusters([]);
     }
 }
 

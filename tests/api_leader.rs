@@ -14,7 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
 
 use support::{ApiServer, Driver, PROGRAM, Replica, Scope, eventually, templates};
 
@@ -88,6 +90,40 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
     scope
         .ended_with("one", "TenantControlPlaneUpgradeCompleted")
         .await;
+}
+
+/// As in an outage of the API server, which ends with another holder of the Lease: the loop stops, the process does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_loses_the_lease_serves_on_and_stands_again() {
+    let scope = Scope::new("robbed").await;
+    let _driver = Driver::start(&scope);
+    let mut replica = Replica::start(scope.server, "robbed", &["--namespace=robbed"]);
+    replica.ready().await;
+    eventually("it to lead", async || leads(&replica).await.then_some(())).await;
+    let intruder = json!({"spec": {"holderIdentity": "intruder", "leaseTransitions": 7,
+        "renewTime": k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime(Timestamp::now())}});
+    scope
+        .api::<Lease>("robbed")
+        .patch(
+            "vc-manager-leaderelection-lock",
+            &PatchParams::default(),
+            &Patch::Merge(&intruder),
+        )
+        .await
+        .unwrap();
+    eventually("it to lead no more", async || {
+        (!leads(&replica).await).then_some(())
+    })
+    .await;
+    assert!(!replica.metrics().await.contains("vc_manager_virtualclusters{"));
+    // It is as ready as before.
+    replica.ready().await;
+    eventually("it to lead again", async || leads(&replica).await.then_some(())).await;
+    scope
+        .create_cluster_version("robbed", templates::full("ClusterIP"))
+        .await;
+    scope.provision("one").await;
+    assert!(replica.terminate().await.success(), "{}", replica.log());
 }
 
 /// The very command line for a manager outside its cluster. It watches the whole server, so the tenants of this

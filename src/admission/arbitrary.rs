@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    cluster_version::{default, frozen, rules, trial, versions},
+    cluster_version::{self, default, frozen, rules, trial, versions},
     review::Review,
+    virtual_cluster,
 };
 
 /// JSON in which the keys and values that rules look at are likely.
@@ -60,9 +61,18 @@ proptest! {
     }
 
     #[test]
-    fn no_review_panics(request in json_value(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn no_review_panics(request in json_value(), object in json_value(), old in json_value(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
         let _ = Review::parse(review.to_string().as_bytes());
         let _ = Review::parse(&bytes);
+        for operation in ["CREATE", "UPDATE", "DELETE"] {
+            let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+                "uid": "u", "kind": {"kind": "k"}, "operation": operation, "object": {"spec": object, "status": old},
+                "oldObject": {"spec": old, "status": object}}});
+            let review = Review::parse(review.to_string().as_bytes()).expect("a review");
+            let _ = virtual_cluster::check(&review);
+            let verdict = cluster_version::mutate(&review);
+            prop_assert!(review.answer(&verdict).is_ok());
+        }
     }
 }

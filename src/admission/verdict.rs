@@ -27,6 +27,15 @@ pub enum Verdict {
     },
 }
 
+/// What rules have found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// What has to be mended first.
+    pub faults: Vec<FieldError>,
+    /// What works, but hurts.
+    pub warnings: Vec<String>,
+}
+
 /// Why an object is refused, as the API server's own answer would say it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {

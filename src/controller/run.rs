@@ -24,7 +24,7 @@ use kube::{
 };
 use rand::RngExt as _;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
 use super::{
@@ -45,6 +45,7 @@ const TENANT_PATIENCE: Duration = Duration::from_mins(3);
 const START_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the loops work with.
+#[derive(Clone)]
 pub struct Setup {
     /// Client of the super cluster.
     pub client: Client,
@@ -82,7 +83,7 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
     for key in &upgrading {
         context.upgrading.keep(key, Instant::now());
     }
-    let writing = tokio::spawn(writer.run());
+    let writing = AbortOnDropHandle::new(tokio::spawn(writer.run()));
     tokio::join!(
         virtual_clusters(Arc::clone(&context), woken, shutdown.clone()),
         cluster_versions(Arc::clone(&context), shutdown),
@@ -185,7 +186,8 @@ async fn virtual_clusters(
         watcher::Config::default(),
     );
     let store = controller.store();
-    let counting = tokio::spawn(count_phases(controller.store(), Arc::clone(&context.metrics)));
+    let counting = count_phases(controller.store(), Arc::clone(&context.metrics));
+    let _counting = AbortOnDropHandle::new(tokio::spawn(counting));
     let of_set = context.tenants.clone();
     let of_pod = context.tenants.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -263,7 +265,6 @@ async fn virtual_clusters(
             async move { log_stream(result.map(|_| ())) }
         })
         .await;
-    counting.abort();
 }
 
 /// Keeps the gauge of tenants by phase, from what the watch holds in memory.

@@ -11,8 +11,8 @@ use tracing::{info, warn};
 
 /// The first pause after an error; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause after an error.
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// The longest pause after an error. Short, as whoever has no certificate yet is of no use until it has one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How often the wall clock is looked at: timers stand still while a machine is suspended.
 const TICK: Duration = Duration::from_secs(30);
 /// Between two passes, whatever calls for them.

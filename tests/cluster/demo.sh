@@ -191,10 +191,29 @@ kube delete clusterversion "$DEMO_CLUSTER_VERSION" --ignore-not-found --wait --t
 kube create namespace "$DEMO_NAMESPACE" --dry-run=client -o yaml | apply -f -
 mark namespace "$DEMO_NAMESPACE"
 
+# With the caBundle that the manager has written, the configurations are another field manager's as well: no force.
+kube apply --server-side --field-manager=vc-manager-demo -f "$REPOSITORY/webhook-config" >/dev/null
+for configuration in validating mutating; do
+  mark "${configuration}webhookconfiguration" "virtualcluster-$configuration-webhook-configuration"
+done
+
 # cluster_version FILE: a sample, with another etcd if asked for.
 cluster_version() {
   sed "s|image: $IMAGE_ETCD\$|image: ${DEMO_ETCD_IMAGE:-$IMAGE_ETCD}|" "$samples/$1"
 }
+
+# --- A mistake --------------------------------------------------------------------------
+
+step "A ClusterVersion with three mistakes is refused before any tenant sees it"
+mistaken() {
+  cluster_version clusterversion-1.34.yaml | sed "s/^  name: .*/  name: $DEMO_CLUSTER_VERSION-mistaken/
+    s/cpu: 100m/cpu: 100mm/; s/terminationGracePeriodSeconds: 15/terminationGracePeriod: 15/; 0,/containerPort: 6443/s//containerPort: 64430/"
+}
+# shellcheck disable=SC2329  # called by try
+refused() { mistaken | kube create --dry-run=server -f - 2>&1 | grep -F 'is invalid' -A9; }
+# The API server learns of the webhooks, and of their CA, a moment after they are registered.
+refusal=$(try refused) || sorry "a ClusterVersion with mistakes is accepted"
+while IFS= read -r line; do say "" "$line"; done <<<"$refusal"
 
 # --- Three tenants at 1.34 --------------------------------------------------------------
 

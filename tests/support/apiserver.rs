@@ -67,7 +67,7 @@ impl ApiServer {
         let (authority, _) = Authority::create(Timestamp::now()).expect("a CA");
         let [etcd, peer, port, unused] = free_ports();
         let url = format!("https://127.0.0.1:{port}");
-        let mut server = Self {
+        let server = Self {
             dir,
             url,
             authority,
@@ -225,7 +225,7 @@ impl ApiServer {
             .expect("a certificate")
     }
 
-    fn lay_down_credentials(&mut self) {
+    fn lay_down_credentials(&self) {
         let write = |name: &str, text: &str| fs::write(self.dir.join(name), text).expect("a file");
         let serving = self.issue(
             "kube-apiserver",
@@ -245,10 +245,12 @@ impl ApiServer {
         );
     }
 
-    fn spawn(&mut self, name: &str, program: &Path, arguments: &[String]) {
+    /// Starts a process that ends with the server, whatever becomes of the test. Its log and its process id are in
+    /// [`Self::dir`], in `<name>.log` and `<name>.pid`.
+    pub fn spawn(&self, name: &str, program: &Path, arguments: &[String]) {
         let words = [name.to_owned(), program.display().to_string()];
         let line: Vec<_> = words.iter().chain(arguments).map(String::as_str).collect();
-        let guard = self.guard.get_mut().expect("nobody panicked in it");
+        let mut guard = self.guard.lock().expect("nobody panicked in it");
         let input = guard.input.as_mut().expect("open until dropped");
         writeln!(input, "{}", line.join(SEPARATOR)).expect("the guard reads");
     }

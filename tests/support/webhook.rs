@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -31,11 +31,7 @@ pub struct Webhooked {
     pub address: String,
     /// The authority of its certificate, as PEM.
     pub ca: String,
-    /// Its process id.
-    pub pid: u32,
-    log: PathBuf,
     kubeconfig: PathBuf,
-    manager: Child,
 }
 
 /// What a command printed.
@@ -76,34 +72,30 @@ impl Webhooked {
         fs::write(&kubeconfig, server.kubeconfig("manager", Some("system:masters"))).expect("a file");
         let port = free_port();
         let health = free_port();
-        let log = dir.join("manager.log");
-        let manager = Command::new(PROGRAM)
-            .arg("--kubeconfig")
-            .arg(&kubeconfig)
-            .args([
-                "--enable-webhook=true",
-                "--leader-election=false",
-                "--tenant-probe=false",
-            ])
-            .arg("--feature-gates=ClusterVersionPartialUpgrade=true")
-            .arg(format!("--webhook-cert-dir={}", certificates.display()))
-            .arg(format!("--https-addr=127.0.0.1:{port}"))
-            .arg(format!("--health-addr=127.0.0.1:{health}"))
-            .args(["--metrics-auth=false", "--log-format=json"])
-            .env_remove("KUBERNETES_SERVICE_HOST")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).expect("a file"))
-            .spawn()
-            .expect("the program starts");
+        let arguments = [
+            "-u",
+            "KUBERNETES_SERVICE_HOST",
+            PROGRAM,
+            "--enable-webhook=true",
+            "--leader-election=false",
+            "--tenant-probe=false",
+            "--metrics-auth=false",
+            "--log-format=json",
+            "--feature-gates=ClusterVersionPartialUpgrade=true",
+        ];
+        let mut arguments: Vec<_> = arguments.map(str::to_owned).into();
+        arguments.extend([
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--webhook-cert-dir={}", certificates.display()),
+            format!("--https-addr=127.0.0.1:{port}"),
+            format!("--health-addr=127.0.0.1:{health}"),
+        ]);
+        server.spawn("manager", Path::new("env"), &arguments);
         let this = Self {
             address: format!("127.0.0.1:{port}"),
             ca: authority.certificate_pem().to_owned(),
-            pid: manager.id(),
             kubeconfig: dir.join("kubectl.kubeconfig"),
             server,
-            log,
-            manager,
         };
         fs::write(
             &this.kubeconfig,
@@ -209,23 +201,17 @@ impl Webhooked {
 
     /// What the manager has logged.
     pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        fs::read_to_string(self.server.dir().join("manager.log")).unwrap_or_default()
     }
 
     /// Resident memory of the manager, in KiB.
     pub fn memory(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("it runs");
+        let pid = fs::read_to_string(self.server.dir().join("manager.pid")).expect("it was started");
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|line| line.trim().strip_suffix(" kB"))
             .and_then(|number| number.trim().parse().ok())
             .expect("a number")
-    }
-}
-
-impl Drop for Webhooked {
-    fn drop(&mut self) {
-        let _ = self.manager.kill();
-        let _ = self.manager.wait();
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     cluster::Cluster,
     review::{Operation, Review},
-    verdict::Verdict,
+    verdict::{Findings, Verdict},
 };
 
 /// Users that are named when a deletion is refused.
@@ -39,7 +39,7 @@ pub async fn validate(review: &Review, cluster: &Cluster) -> Verdict {
     let Some((spec, old)) = written(review) else {
         return Verdict::allowed();
     };
-    let rules::Findings { faults, mut warnings } = rules::check(spec, old);
+    let Findings { faults, mut warnings } = rules::check(spec, old);
     if let Some(old) = old {
         warnings.extend(versions::warnings(spec, old));
     }

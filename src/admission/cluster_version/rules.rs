@@ -9,19 +9,11 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::policy;
+use crate::admission::verdict::Findings;
 use crate::api::{Component, FieldError, template::Template};
 
 /// Longest name of a Service, which is a DNS label.
 const MAX_LABEL: usize = 63;
-
-/// What was found.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Findings {
-    /// What has to be mended first.
-    pub faults: Vec<FieldError>,
-    /// What works, but hurts.
-    pub warnings: Vec<String>,
-}
 
 /// Checks `spec`. In an update `old` is what stands there now: what has not changed is not refused again, as in the
 /// API server's own ratcheting (KEP-4008), so that an object older than a rule can still be worked with.

@@ -21,6 +21,7 @@ gone() {
     die clean "$what: not gone after three minutes; see kubectl -n vc-manager logs deployment/vc-manager, then run this again"
 }
 
+gone "the webhooks" validatingwebhookconfiguration,mutatingwebhookconfiguration "${ours[@]}"
 if kube get crd virtualclusters.tenancy.x-k8s.io >/dev/null 2>&1; then
   gone "the demo's tenants" virtualclusters --all -n "$DEMO_NAMESPACE"
   gone "ClusterVersion $DEMO_CLUSTER_VERSION" clusterversions "${ours[@]}"
