@@ -362,7 +362,12 @@ impl Load {
             tokio::time::sleep(PACE).await;
         }
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(failures.is_empty(), "{when}: {failures:#?}");
+        assert!(
+            failures.is_empty(),
+            "{when}: {} failed, the first: {}",
+            failures.len(),
+            failures[0]
+        );
     }
 
     /// Forgets failures so far.
