@@ -23,6 +23,10 @@ measure: ## Print the manager's figures: API writes, times, memory (needs `make 
 lint: ## Check form: rustfmt, clippy, shellcheck
 	@$(CLUSTER)/lint.sh
 
+.PHONY: fuzz
+fuzz: ## Fuzz the decoder of reviews and the rules for a minute (SECONDS_=n for longer)
+	@$(CLUSTER)/fuzz.sh
+
 .PHONY: audit
 audit: ## Check licences and origins of all crates (cargo-deny)
 	@$(CLUSTER)/audit.sh
