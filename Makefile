@@ -19,6 +19,10 @@ test: ## Run every test, real cluster included (root, Debian 12); ARGS="..." goe
 measure: ## Print the manager's figures: API writes, times, memory (needs `make cluster image`)
 	@$(CLUSTER)/measure.sh
 
+.PHONY: load
+load: ## Measure the webhooks under load, a Go webhook for comparison (COUNT=n reviews; needs `make tools image`)
+	@$(CLUSTER)/load.sh
+
 .PHONY: lint
 lint: ## Check form: rustfmt, clippy, shellcheck
 	@$(CLUSTER)/lint.sh
