@@ -19,9 +19,17 @@ test: ## Run every test, real cluster included (root, Debian 12); ARGS="..." goe
 measure: ## Print the manager's figures: API writes, times, memory (needs `make cluster image`)
 	@$(CLUSTER)/measure.sh
 
+.PHONY: load
+load: ## Measure the webhooks under load, a Go webhook for comparison (COUNT=n reviews; needs `make tools image`)
+	@$(CLUSTER)/load.sh
+
 .PHONY: lint
 lint: ## Check form: rustfmt, clippy, shellcheck
 	@$(CLUSTER)/lint.sh
+
+.PHONY: fuzz
+fuzz: ## Fuzz the decoder of reviews and the rules for a minute (SECONDS_=n for longer)
+	@$(CLUSTER)/fuzz.sh
 
 .PHONY: audit
 audit: ## Check licences and origins of all crates (cargo-deny)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Go programs the cluster is made of, from the Go modules pinned in tools/*/go.mod and go.sum.
 # Usage: build-tools.sh [kubernetes-1.34|kubernetes-1.35|etcd|coredns|crane]...   (none: all of them)
+#   or, for load.sh only: build-tools.sh [vegeta|webhook-go]...
 # Promises: $VCM_CACHE/tools/<name>-<version>/ holds the static binaries of exactly the checked-in go.mod,
-# go.sum and flags; what is already there is not built again; a folder appears complete or not at all.
+# go.sum, sources and flags; what is already there is not built again; a folder appears complete or not at all.
 set -euo pipefail
 # shellcheck source=env.sh
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -17,7 +18,9 @@ version_of() {
     etcd) echo "$ETCD_VERSION" ;;
     coredns) echo "$COREDNS_VERSION" ;;
     crane) echo "$CRANE_VERSION" ;;
-    *) die build-tools "unknown tool '$1' (known: ${all[*]})" ;;
+    vegeta) echo "$VEGETA_VERSION" ;;
+    webhook-go) echo "$CONTROLLER_RUNTIME_VERSION" ;;
+    *) die build-tools "unknown tool '$1' (known: ${all[*]} vegeta webhook-go)" ;;
   esac
 }
 
@@ -46,6 +49,8 @@ pinned_of() {
     etcd) module=go.etcd.io/etcd/server/v3 ;;
     coredns) module=github.com/coredns/coredns ;;
     crane) module=github.com/google/go-containerregistry ;;
+    vegeta) module=github.com/tsenart/vegeta/v12 ;;
+    webhook-go) module=sigs.k8s.io/controller-runtime ;;
   esac
   awk -v module="$module" '{ sub(/^require /, "") } $1 == module && $2 ~ /^v/ { sub(/^v/, "", $2); print $2; exit }' \
     "$VCM_CLUSTER_DIR/tools/$1/go.mod"
@@ -60,9 +65,9 @@ build() {
   log=$VCM_CACHE/tools/$name.log
   ldflags=$(ldflags_of "$name")
   [ "$(pinned_of "$name")" = "$version" ] ||
-    die "$name" "versions.env says $version, tools/$name/go.mod says $(pinned_of "$name")"
+    die "$name" "versions.env or env.sh says $version, tools/$name/go.mod says $(pinned_of "$name")"
 
-  key=$({ cat "$source/go.mod" "$source/go.sum" && echo "$go_version $ldflags ${build_flags[*]}"; } | sha256sum)
+  key=$({ cat "$source"/go.{mod,sum} && find "$source" -name '*.go' -exec cat {} + && echo "$go_version $ldflags ${build_flags[*]}"; } | sha256sum)
   key="$version ${key%% *}"
   if [ "$(cat "$target/.key" 2>/dev/null)" = "$key" ]; then
     printf '%-18s %-9s kept\n' "$name" "$version"

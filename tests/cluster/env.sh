@@ -31,6 +31,12 @@ export VCM_KUBECTL=$VCM_KUBE_DIR/kubectl
 export VCM_COREDNS=$VCM_CACHE/tools/coredns-$COREDNS_VERSION/coredns
 export VCM_CRANE=$VCM_CACHE/tools/crane-$CRANE_VERSION/crane
 
+# Only for load.sh, and no part of the cluster: another version does not make it another one.
+VEGETA_VERSION=12.12.0
+CONTROLLER_RUNTIME_VERSION=0.22.5
+export VCM_VEGETA=$VCM_CACHE/tools/vegeta-$VEGETA_VERSION/vegeta
+export VCM_WEBHOOK_GO=$VCM_CACHE/tools/webhook-go-$CONTROLLER_RUNTIME_VERSION/webhook-go
+
 export VCM_KUBECONFIG=$VCM_STATE/admin.kubeconfig
 export VCM_AUDIT_LOG=$VCM_STATE/audit.log
 # The registry on loopback that the node pulls registry.k8s.io/... from.

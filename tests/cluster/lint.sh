@@ -9,5 +9,6 @@ use_cargo_target
 
 shellcheck -x --source-path=SCRIPTDIR .ci/run tests/cluster/*.sh tests/cluster/demo/*.sh
 cargo fmt --check
+cargo fmt --check --manifest-path=fuzz/Cargo.toml
 cargo clippy --locked --quiet --all-targets -- -D warnings
 echo "lint: nothing to complain about"

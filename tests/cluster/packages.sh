@@ -9,7 +9,7 @@ need_root_on_debian
 
 # Without Rust, Go, gcc, make and git, which come first.
 wanted=(
-  ca-certificates conntrack containerd containernetworking-plugins curl iproute2 iptables jq kmod
+  ca-certificates conntrack containerd containernetworking-plugins curl g++ iproute2 iptables jq kmod
   libc6-dev mount openssl procps runc shellcheck tar util-linux
 )
 

@@ -74,5 +74,6 @@ stage compile cargo test --locked --no-run
 stage tools "$VCM_CLUSTER_DIR/build-tools.sh"
 stage images "$VCM_CLUSTER_DIR/images.sh"
 stage image "$VCM_CLUSTER_DIR/image.sh"
+stage fuzz "$VCM_CLUSTER_DIR/fuzz.sh"
 stage cluster "$VCM_CLUSTER_DIR/up.sh"
 stage tests run_tests "$@"
