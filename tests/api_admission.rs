@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use support::{
-    templates,
+    samples, templates,
     webhook::{Printed, Webhooked, files},
 };
 
@@ -512,15 +512,9 @@ fn an_edit_that_is_refused_is_not_lost() {
 /// The Go manager's own samples: which pass, and what is said of the others.
 #[test]
 fn samples_of_the_go_manager() {
-    let default = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
-    let folder = std::env::var_os("VCM_COMPAT_DIR").map_or(default, Into::into);
-    if !folder.is_dir() {
-        eprintln!(
-            "not checked: no samples of the Go manager in {} (set VCM_COMPAT_DIR)",
-            folder.display()
-        );
+    let Some(folder) = samples::of_the_go_manager() else {
         return;
-    }
+    };
     let scene = shared();
     let mut told = String::new();
     for set in [

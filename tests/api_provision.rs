@@ -40,8 +40,8 @@ use vc_manager::{
 };
 
 use support::{
-    ApiServer, Driver, Manager, Options, Recorder, Scope, condition, data, eventually, root_of, templates,
-    tuples,
+    ApiServer, Driver, Manager, Options, Recorder, Scope, condition, data, eventually, root_of, samples,
+    templates, tuples,
 };
 
 const SECRETS: [&str; 7] = [
@@ -816,15 +816,9 @@ async fn templates_are_stored_unchanged() {
 /// samples from before it used server-side apply, whose embedded objects do not say what they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn samples_and_leftovers_of_the_go_manager_are_accepted() {
-    let default = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
-    let folder = std::env::var_os("VCM_COMPAT_DIR").map_or(default, Into::into);
-    if !folder.is_dir() {
-        println!(
-            "not checked: no samples of the Go manager in {} (set VCM_COMPAT_DIR)",
-            folder.display()
-        );
+    let Some(folder) = samples::of_the_go_manager() else {
         return;
-    }
+    };
     let scope = Scope::new("samples").await;
     let mut files = Vec::new();
     collect(&folder, &mut files);

@@ -10,7 +10,7 @@
 
 mod support;
 
-use std::{collections::BTreeSet, path::Path};
+use std::collections::BTreeSet;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -20,7 +20,7 @@ use kube::{
 use serde_json::{Value, json};
 use vc_manager::api::crd::crds;
 
-use support::{ApiServer, Scope, eventually, templates};
+use support::{ApiServer, Scope, eventually, samples, templates};
 
 /// Objects of a kind as raw as the server takes them; VirtualClusters are those of the namespace `default`.
 fn raw(client: &Client, kind: &str) -> Api<DynamicObject> {
@@ -557,15 +557,10 @@ async fn what_was_stored_before_the_rules_is_not_locked_in() {
 
 /// What a Go manager left behind, if the machine has it: `VCM_COMPAT_DIR` or `../shared/compat`. Names are made to differ.
 fn left_by_the_go_manager() -> Vec<DynamicObject> {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/compat");
-    let folder = std::env::var_os("VCM_COMPAT_DIR").map_or(default, Into::into);
-    let Ok(files) = std::fs::read_dir(folder.join("left-by-upstream")) else {
-        eprintln!(
-            "nothing of the Go manager in {} (set VCM_COMPAT_DIR)",
-            folder.display()
-        );
+    let Some(folder) = samples::of_the_go_manager() else {
         return Vec::new();
     };
+    let files = std::fs::read_dir(folder.join("left-by-upstream")).expect("a folder");
     let mut left = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("a text");

@@ -9,7 +9,8 @@ use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use serde_json::{Value, json};
 use vc_manager::admission::cluster_version::{self, default, frozen, rules, trial, versions};
 use vc_manager::admission::review::Review;
-use vc_manager::admission::verdict::Verdict;
+use vc_manager::admission::verdict::{Findings, Verdict};
+use vc_manager::admission::virtual_cluster;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(review) = Review::parse(bytes) else {
@@ -17,6 +18,8 @@ fuzz_target!(|bytes: &[u8]| {
     };
     mutated(&review);
     validated(&review);
+    let Findings { faults, warnings } = virtual_cluster::check(&review);
+    answered(&review, &Verdict::invalid(faults, warnings));
     for verdict in [Verdict::allowed(), Verdict::forbidden(review.name.as_str())] {
         answered(&review, &verdict);
     }

@@ -19,6 +19,7 @@ mod driver;
 mod manager;
 mod record;
 mod replica;
+pub mod samples;
 mod scope;
 pub mod templates;
 mod traffic;
