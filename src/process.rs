@@ -6,8 +6,9 @@
 //! Stop, at the first SIGTERM or SIGINT: not ready; serve on for a moment, as endpoints lag behind; stop accepting and
 //! finish what is in flight; stop the loop; release the Lease. The second signal ends the process at once.
 //!
-//! Who loses the Lease, as in an outage of the API server, stops its loop and stands for election again. The process goes
-//! on: it serves webhooks, and after a restart in the middle of an outage it would have no certificate for them.
+//! Who loses the Lease, as in an outage of the API server, or cannot begin its work, stops its loop and stands for
+//! election again. The process goes on: it serves webhooks, and after a restart in the middle of an outage it would have
+//! no certificate for them.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ use crate::server::serve::{Drained, Limits, serve};
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
+/// Longest pause after the loop ended with an error, or the Lease was lost.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long to serve on after becoming unready, when in a cluster: what it takes for endpoints to follow.
 const ENDPOINT_LAG: Duration = Duration::from_secs(3);
 /// Time for requests in flight at shutdown.
@@ -58,7 +61,8 @@ const MAX_THREADS: usize = 4;
 
 /// Runs the manager until a signal ends it.
 ///
-/// An error means that it could not start, lost the Lease, or that a part of it ended unasked.
+/// An error means that it could not start, or that a part of it ended unasked; without leader election also that the
+/// loop could not begin.
 pub fn run(config: ManagerConfig) -> anyhow::Result<()> {
     // Fails only if another provider is installed already, which then is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -365,6 +369,7 @@ async fn lead(
             warn!(%error, "the namespace of the Lease may be missing");
         }
     }
+    let mut pause = RETRY_PERIOD;
     loop {
         let leading = AtomicBool::new(false);
         let loop_under_lease = async {
@@ -379,15 +384,22 @@ async fn lead(
             }
         };
         tokio::select! {
-            outcome = election.with_lease(loop_under_lease) => {
-                if let Some(outcome) = outcome {
-                    return outcome;
+            outcome = election.with_lease(loop_under_lease) => match outcome {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => {
+                    error!(error = format!("{error:#}"), retry_in = ?pause, "the reconcile loop ended; it is tried again");
                 }
                 // All of the loop went with its future: it leaves no task behind.
-                warn!("lost the Lease: the loop is stopped, and stands for election again");
-            }
+                None => warn!("lost the Lease: the loop is stopped, and stands for election again"),
+            },
             () = resigned => return Ok(()),
         }
+        // Another one may have better luck meanwhile: the Lease is free.
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -221,12 +221,33 @@ async fn a_cluster_version_is_refused_in_these_words() {
     spec.etcd.statefulset.spec.replicas: Invalid value: "string": spec.etcd.statefulset.spec.replicas in body must be of type integer: "string"
     "#);
     insta::assert_snapshot!(create(&client, "ClusterVersion", "refused", json!({})).await, @"spec: Required value: the bundles of the control plane's components");
+    insta::assert_snapshot!(refused(json!({})).await, @"spec.apiServer: Required value: a tenant without an apiserver cannot be provisioned");
+    insta::assert_snapshot!(refused(content(|it| it["upgradePolicy"] = json!({"maxConcurrent": "0%", "surge": "Always", "rollback": "No",
+        "certificates": ""}))).await, @r#"
+    spec.upgradePolicy.certificates: Invalid value: "string": must be one of Always, IfNeeded
+    spec.upgradePolicy.maxConcurrent: Invalid value: "": must be a number from 1, or a percentage from "1%" to "100%"
+    spec.upgradePolicy.rollback: Invalid value: "string": must be one of Automatic, Manual
+    spec.upgradePolicy.surge: Invalid value: "string": must be one of IfPossible, Never
+    "#);
+    insta::assert_snapshot!(refused(content(|it| it["upgradePolicy"] = json!({"maxFailures": 0, "soak": "30", "canary": {"count": -1},
+        "windows": [{"schedule": "* * * * *"}]}))).await, @r#"
+    <nil>: Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing errors to complete validation
+    spec.upgradePolicy.canary.count: Invalid value: -1: spec.upgradePolicy.canary.count in body should be greater than or equal to 0
+    spec.upgradePolicy.maxFailures: Invalid value: 0: spec.upgradePolicy.maxFailures in body should be greater than or equal to 1
+    spec.upgradePolicy.soak: Invalid value: "30": spec.upgradePolicy.soak in body should match '^([0-9]+([.][0-9]*)?(ns|us|ms|s|m|h))+$'
+    spec.upgradePolicy.windows[0].duration: Required value
+    "#);
     // Nothing that the manager can do without is asked for.
     for accepted in [
         templates::full("NodePort"),
         templates::without_controller_manager(),
-        json!({}),
-        json!({"etcd": null, "controllerManager": null}),
+        content(|it| set(it, "/etcd", Value::Null)),
+        content(|it| {
+            it["upgradePolicy"] = json!({"maxConcurrent": "25%", "canary": {"count": 0}, "soak": "1m30s", "maxFailures": 1,
+                "stepTimeout": null, "paused": false, "surge": "Never", "rollback": "Manual", "certificates": null,
+                "windows": [{"schedule": "0 2 * * 6", "duration": "4h"}]});
+        }),
+        content(|it| it["upgradePolicy"] = json!({"maxConcurrent": 3, "windows": null})),
         content(|it| remove(it, "/etcd/metadata")),
         content(|it| set(it, "/apiServer/statefulset/spec/replicas", json!(0))),
         with_nulls_and_unknown_fields(),

@@ -1,42 +1,60 @@
 //! Reads the bodies of reviews, within bounds: of one body, of the time it takes, and of the memory that all of them
-//! together may take, what is made of them included. Who asks for more waits, and is then told to come back.
+//! together may take, what is made of them included. When there is no room, the body that has dawdled the longest is
+//! given up, so that peers who send slowly keep nobody else out.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use futures::StreamExt as _;
 use http::StatusCode;
-use hyper::body::Body as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 /// Largest body. A review carries the object before and after, and the managed fields of both.
 pub const BODY_LIMIT: usize = 8 * 1024 * 1024;
 /// Memory for all reviews at once.
-const BUDGET: usize = 32 * 1024 * 1024;
+const BUDGET: usize = 64 * 1024 * 1024;
+/// Most that one body may make: more than twice the largest object that can be stored, be it as dense as it will. One
+/// that makes more than the budget is the only one while it is read.
+const ONE: usize = 2 * BUDGET;
 /// The budget is counted in units of so many bytes.
 const UNIT: usize = 1024;
-/// Memory for what is made of one body. The largest object that can be stored, twice, takes two thirds of it.
-const ONE_BUDGET: usize = BUDGET / 4 * 3;
 /// Memory that each value in a body takes once it is read, its share of a map included.
-const PER_VALUE: usize = 96;
-/// Time for a body to arrive and to find room.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PER_VALUE: usize = 128;
+/// Time in which a body is not yet taken for one that dawdles. The API server sends its own at once.
+const BRISK: Duration = Duration::from_millis(250);
+/// Pause before it is looked again whether there is room.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a body is not read; the status and text of the answer.
 pub type Rejected = (StatusCode, &'static str);
 
+const NO_ROOM: Rejected = (
+    StatusCode::SERVICE_UNAVAILABLE,
+    "the body took too long, or too many reviews are under way: try again\n",
+);
+
 /// The memory that reviews may take.
 pub struct Budget {
     room: Semaphore,
-    patience: Duration,
+    arriving: Mutex<Arriving>,
+}
+
+/// Bodies that have not come to their end, by the order in which they began.
+#[derive(Default)]
+struct Arriving {
+    next: u64,
+    bodies: BTreeMap<u64, (Instant, CancellationToken)>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
         Self {
             room: Semaphore::new(BUDGET / UNIT),
-            patience: PATIENCE,
+            arriving: Mutex::default(),
         }
     }
 }
@@ -49,22 +67,26 @@ pub struct Held<'a> {
 }
 
 impl Budget {
-    /// Reads a body to its end, and makes room for what it says.
-    pub async fn read(&self, body: Body) -> Result<Held<'_>, Rejected> {
-        let deadline = Instant::now() + self.patience;
-        timeout_at(deadline, self.read_all(body)).await.unwrap_or(Err((
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the body took too long, or too many reviews are under way: try again\n",
-        )))
+    /// Reads a body to its end, and makes room for what it says; all of it until `deadline`.
+    pub async fn read(&self, body: Body, deadline: Instant) -> Result<Held<'_>, Rejected> {
+        let arrival = self.begin();
+        let read = async {
+            tokio::select! {
+                () = arrival.given_up.cancelled() => Err(NO_ROOM),
+                read = self.read_all(body) => read,
+            }
+        };
+        let (bytes, mut room) = timeout_at(deadline, read).await.unwrap_or(Err(NO_ROOM))?;
+        // It dawdles no more: what is waited for now are others.
+        drop(arrival);
+        let made = values(&bytes) * PER_VALUE;
+        let more = timeout_at(deadline, self.room(made)).await;
+        room.merge(more.unwrap_or(Err(NO_ROOM))?);
+        Ok(Held { bytes, _room: room })
     }
 
-    async fn read_all(&self, body: Body) -> Result<Held<'_>, Rejected> {
-        // Room for what is announced, so that it need not grow, and thus be there twice. The system gives it page by page.
-        let announced = body
-            .size_hint()
-            .upper()
-            .and_then(|size| usize::try_from(size).ok());
-        let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(BODY_LIMIT));
+    async fn read_all(&self, body: Body) -> Result<(Vec<u8>, SemaphorePermit<'_>), Rejected> {
+        let mut bytes = Vec::new();
         let mut room = self.room(0).await?;
         let mut held = 0;
         let mut chunks = body.into_data_stream();
@@ -82,23 +104,70 @@ impl Budget {
             held += missing;
             bytes.extend_from_slice(&chunk);
         }
-        room.merge(self.room(values(&bytes) * PER_VALUE).await?);
-        Ok(Held { bytes, _room: room })
+        Ok((bytes, room))
     }
 
+    /// Room for so many bytes, for which a body that dawdles may have to go. Not in turn: what needs little is not to
+    /// wait behind what needs much.
     async fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Rejected> {
-        if bytes > ONE_BUDGET {
+        if bytes > ONE {
             return Err((
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the body has more values than any object that can be stored\n",
             ));
         }
-        // Fits: it is less than the budget.
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
-        self.room
-            .acquire_many(units)
-            .await
-            .map_err(|_| (StatusCode::SERVICE_UNAVAILABLE, "no room\n"))
+        let units = u32::try_from(bytes.min(BUDGET / 2).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        loop {
+            if let Ok(permit) = self.room.try_acquire_many(units) {
+                return Ok(permit);
+            }
+            self.give_up_slowest();
+            sleep(PAUSE).await;
+        }
+    }
+
+    fn begin(&self) -> Arrival<'_> {
+        let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = arriving.next;
+        arriving.next += 1;
+        let given_up = CancellationToken::new();
+        arriving.bodies.insert(id, (Instant::now(), given_up.clone()));
+        Arrival {
+            budget: self,
+            id,
+            given_up,
+        }
+    }
+
+    fn give_up_slowest(&self) {
+        let arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
+        let slowest = arriving
+            .bodies
+            .values()
+            .find(|(_, given_up)| !given_up.is_cancelled());
+        if let Some((began, given_up)) = slowest
+            && began.elapsed() > BRISK
+        {
+            given_up.cancel();
+        }
+    }
+}
+
+/// A body on its way.
+struct Arrival<'a> {
+    budget: &'a Budget,
+    id: u64,
+    given_up: CancellationToken,
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        let mut arriving = self
+            .budget
+            .arriving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        arriving.bodies.remove(&self.id);
     }
 }
 
@@ -112,12 +181,21 @@ async fn discard(mut chunks: BodyDataStream) {
     }
 }
 
-/// At most so many values are in a JSON text: each but the first comes after one of these.
+/// At most so many values are in a JSON text: each but the first comes after a separator, and those inside of strings
+/// separate nothing.
 fn values(text: &[u8]) -> usize {
-    1 + text
-        .iter()
-        .filter(|byte| matches!(byte, b',' | b'[' | b'{' | b':'))
-        .count()
+    let (mut in_string, mut escaped) = (false, false);
+    let mut count = 1;
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' | b':' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 #[cfg(test)]
@@ -126,6 +204,12 @@ mod tests {
 
     use super::*;
 
+    const MIB: usize = 1024 * 1024;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
     fn chunked(chunks: usize, size: usize) -> Body {
         let chunk = vec![b' '; size];
         Body::from_stream(stream::iter(
@@ -133,52 +217,72 @@ mod tests {
         ))
     }
 
+    /// A body that never comes to its end, after so many MiB.
+    fn dawdling(mib: usize) -> Body {
+        let sent = stream::iter((0..mib).map(|_| Ok::<_, std::io::Error>(vec![b' '; MIB])));
+        Body::from_stream(sent.chain(stream::pending()))
+    }
+
     #[tokio::test]
     async fn a_body_is_read_up_to_its_limit() {
         let budget = Budget::default();
-        let held = budget.read(chunked(8, 1024 * 1024)).await.ok().unwrap();
+        let held = budget.read(chunked(8, MIB), soon()).await.ok().unwrap();
         assert_eq!(held.bytes.len(), BODY_LIMIT);
         drop(held);
-        let rejected = budget.read(chunked(9, 1024 * 1024)).await.err().unwrap();
+        let rejected = budget.read(chunked(9, MIB), soon()).await.err().unwrap();
         assert_eq!(rejected.0, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(budget.room.available_permits(), BUDGET / UNIT);
-    }
-
-    fn impatient() -> Budget {
-        Budget {
-            patience: Duration::from_millis(200),
-            ..Budget::default()
-        }
+        assert!(budget.arriving.lock().unwrap().bodies.is_empty());
     }
 
     #[tokio::test]
     async fn what_finds_no_room_waits_and_is_sent_away() {
-        let budget = impatient();
+        let budget = Budget::default();
         let mut held = Vec::new();
-        for _ in 0..4 {
-            held.push(budget.read(chunked(8, 1024 * 1024 - 1024)).await.ok().unwrap());
+        for _ in 0..8 {
+            held.push(budget.read(chunked(8, MIB - 1024), soon()).await.ok().unwrap());
         }
-        let rejected = budget.read(chunked(1, 1024 * 1024)).await.err().unwrap();
-        assert_eq!(rejected.0, StatusCode::SERVICE_UNAVAILABLE);
-        let waiting = budget.read(chunked(1, 1024 * 1024));
+        let short = Instant::now() + Duration::from_millis(200);
+        assert_eq!(budget.read(chunked(1, MIB), short).await.err().unwrap(), NO_ROOM);
+        let waiting = budget.read(chunked(1, MIB), soon());
         let ((), read) = futures::join!(async { drop(held.pop()) }, waiting);
         assert!(read.is_ok());
     }
 
     #[tokio::test]
-    async fn many_small_values_need_more_room_than_their_text() {
-        let text = format!("[{}0]", "0,".repeat(1024 * 1024));
-        let rejected = Budget::default().read(Body::from(text)).await.err().unwrap();
-        assert_eq!(rejected.0, StatusCode::PAYLOAD_TOO_LARGE);
-        for text in ["", "0", "[0]", "{\"a\":0}", "[0,1]"] {
-            assert!(values(text.as_bytes()) >= usize::from(!text.is_empty()));
-        }
+    async fn bodies_that_dawdle_make_room() {
+        let budget = Budget::default();
+        let slow: Vec<_> = (0..10).map(|_| budget.read(dawdling(7), soon())).collect();
+        let brisk = async {
+            sleep(BRISK * 2).await;
+            let started = Instant::now();
+            let read = budget.read(chunked(8, MIB), soon()).await;
+            (read.is_ok(), started.elapsed())
+        };
+        let (slow, (read, took)) = futures::join!(futures::future::join_all(slow), brisk);
+        assert!(read && took < Duration::from_secs(1), "{took:?}");
+        assert!(slow.iter().all(Result::is_err));
     }
 
     #[tokio::test]
-    async fn a_body_that_dawdles_is_not_waited_for() {
-        let body = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
-        let rejected = impatient().read(body).await.err().unwrap();
-        assert_eq!(rejected.0, StatusCode::SERVICE_UNAVAILABLE);
+    async fn many_small_values_need_more_room_than_their_text() {
+        let budget = Budget::default();
+        let many = format!("[{}0]", "0,".repeat(2 * MIB));
+        let rejected = budget.read(Body::from(many), soon()).await.err().unwrap();
+        assert_eq!(rejected.0, StatusCode::PAYLOAD_TOO_LARGE);
+        // As dense as an object of 1.5 MiB can be, before and after.
+        let dense = format!("[{}0]", r#"{"name":"A","value":"1"},"#.repeat(3 * MIB / 25));
+        assert!(budget.read(Body::from(dense), soon()).await.is_ok());
+        for (text, count) in [
+            ("", 1),
+            ("0", 1),
+            ("[0]", 2),
+            (r#"{"a":0}"#, 3),
+            ("[0,1]", 3),
+            (r#"["a,b:[{"]"#, 2),
+            (r#"["\",\\",0]"#, 3),
+        ] {
+            assert_eq!(values(text.as_bytes()), count, "{text}");
+        }
     }
 }

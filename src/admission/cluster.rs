@@ -11,7 +11,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective},
 };
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::cluster_version::trial::{self, Outcome, Trial};
 use crate::{
@@ -20,12 +20,10 @@ use crate::{
     controller::render::Kind,
 };
 
-/// Longest time for all questions of one review. The webhook configurations give us ten seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Reviews that may ask at once; others wait for their turn, which counts as asking.
+/// Questions that may be under way at once; others wait for their turn, which counts as asking.
 const TURNS: usize = 8;
-/// Objects read per page of a list.
-const PAGE: u32 = 500;
+/// Objects read per page of a list: only a name is kept of each.
+const PAGE: u32 = 100;
 
 /// The super cluster, as admission asks it.
 pub struct Cluster {
@@ -33,6 +31,13 @@ pub struct Cluster {
     namespace: String,
     limit: Duration,
     turns: Semaphore,
+}
+
+/// The super cluster, as one review asks it: until its deadline.
+#[derive(Clone, Copy)]
+pub struct Questions<'a> {
+    cluster: &'a Cluster,
+    deadline: Instant,
 }
 
 /// What came of a dry run of embedded objects.
@@ -51,24 +56,48 @@ impl Cluster {
         Self {
             client,
             namespace: namespace.to_owned(),
-            limit: limit.min(PATIENCE),
+            limit,
             turns: Semaphore::new(TURNS),
         }
     }
 
+    /// Asks until `deadline`.
+    #[must_use]
+    pub fn until(&self, deadline: Instant) -> Questions<'_> {
+        Questions {
+            cluster: self,
+            deadline,
+        }
+    }
+}
+
+impl Questions<'_> {
     /// Where dry runs go.
     #[must_use]
     pub fn namespace(&self) -> &str {
-        &self.namespace
+        &self.cluster.namespace
+    }
+
+    /// What is left of the time, and no more than one call may take.
+    fn limit(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        left.min(self.cluster.limit)
+    }
+
+    /// `call`, when it is its turn.
+    async fn in_turn<T>(&self, call: impl Future<Output = T>) -> T {
+        // Nobody closes it.
+        let _turn = self.cluster.turns.acquire().await;
+        call.await
     }
 
     /// Whether there is a ClusterVersion of this name.
     pub async fn has_cluster_version(&self, name: &str) -> Result<bool, CallError> {
-        let api = Api::<ClusterVersion>::all(self.client.clone());
+        let api = Api::<ClusterVersion>::all(self.cluster.client.clone());
         let found = deadline(
-            self.limit,
+            self.limit(),
             format!("get ClusterVersion {name}"),
-            api.get_metadata_opt(name),
+            self.in_turn(api.get_metadata_opt(name)),
         )
         .await?;
         Ok(found.is_some())
@@ -77,7 +106,7 @@ impl Cluster {
     /// The VirtualClusters of ClusterVersion `name`, as `<namespace>/<name>`. Read afresh; broken ones count, too.
     pub async fn tenants_of(&self, name: &str) -> Result<Vec<String>, CallError> {
         let kind = ApiResource::erase::<VirtualCluster>(&());
-        let api = Api::<DynamicObject>::all_with(self.client.clone(), &kind);
+        let api = Api::<DynamicObject>::all_with(self.cluster.client.clone(), &kind);
         let all = async {
             let mut params = ListParams::default().limit(PAGE);
             let mut users = Vec::new();
@@ -96,7 +125,7 @@ impl Cluster {
                 }
             }
         };
-        deadline(self.limit, "list VirtualClusters", all).await
+        deadline(self.limit(), "list VirtualClusters", self.in_turn(all)).await
     }
 
     /// Applies each object in a dry run.
@@ -104,14 +133,12 @@ impl Cluster {
         if trials.is_empty() {
             return Tried::default();
         }
-        let all = async {
-            let _turn = self.turns.acquire().await;
-            join_all(trials.iter().map(|trial| self.try_one(trial))).await
-        };
-        let Ok(outcomes) = tokio::time::timeout(self.limit, all).await else {
+        let limit = self.limit();
+        let all = self.in_turn(join_all(trials.iter().map(|trial| self.try_one(trial))));
+        let Ok(outcomes) = tokio::time::timeout(limit, all).await else {
             return Tried {
                 faults: Vec::new(),
-                untold: Some(format!("no answer within {:?}", self.limit)),
+                untold: Some(format!("no answer within {limit:.1?}")),
             };
         };
         let mut tried = Tried::default();
@@ -130,7 +157,7 @@ impl Cluster {
             Kind::StatefulSet => ApiResource::erase::<StatefulSet>(&()),
             Kind::Service => ApiResource::erase::<Service>(&()),
         };
-        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &kind);
+        let api = Api::<DynamicObject>::namespaced_with(self.cluster.client.clone(), self.namespace(), &kind);
         let name = trial.object["metadata"]["name"].as_str().unwrap_or_default();
         let params = PatchParams {
             dry_run: true,

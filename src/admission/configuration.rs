@@ -37,7 +37,7 @@ pub const CERTIFICATE: &str = "vc-manager-webhook";
 /// Name of the service account the manager runs as.
 const SERVICE_ACCOUNT: &str = "vc-manager";
 /// How long the API server waits for an answer, in seconds. A dry run of a ClusterVersion has to fit in.
-const TIMEOUT: u8 = 10;
+pub(super) const TIMEOUT: u8 = 10;
 
 /// Where the API server finds the webhooks, and whom it trusts there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ const API_VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta
 /// Why a body is no review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// No JSON, or JSON of another shape.
-    #[error("the body is no AdmissionReview: {0}")]
+    /// No JSON, or JSON of another shape. Only where and how: the words would repeat what stands there.
+    #[error("the body is no AdmissionReview: {} at line {}, column {}", category(.0), .0.line(), .0.column())]
     Malformed(#[from] serde_json::Error),
     /// A version that is not spoken.
     #[error("apiVersion {0:?} is not spoken here: {one} and {two} are", one = API_VERSIONS[0], two = API_VERSIONS[1])]
@@ -30,6 +30,14 @@ pub enum ReviewError {
     /// Another kind than `AdmissionReview`, or one without a request.
     #[error("the body is no AdmissionReview with a request")]
     NoRequest,
+}
+
+fn category(error: &serde_json::Error) -> &'static str {
+    match error.classify() {
+        serde_json::error::Category::Eof => "it ends too soon",
+        serde_json::error::Category::Data => "a value of another type than expected",
+        serde_json::error::Category::Syntax | serde_json::error::Category::Io => "no JSON, or too deep",
+    }
 }
 
 /// What is being done to the object.
@@ -188,11 +196,14 @@ impl Review {
             .request
             .filter(|_| envelope.kind == "AdmissionReview")
             .ok_or(ReviewError::NoRequest)?;
-        let metadata = request.object.as_ref().map(|object| &object.metadata);
+        let metadata = |object: &'_ Option<Object>| object.as_ref().map(|object| object.metadata.clone());
+        let (new, old) = (metadata(&request.object), metadata(&request.old_object));
+        // In a deletion of a whole collection the request itself names none.
         let name = [
             Some(request.name.as_str()),
-            metadata.map(|metadata| metadata.name.as_str()),
-            metadata.map(|metadata| metadata.generate_name.as_str()),
+            new.as_ref().map(|metadata| metadata.name.as_str()),
+            new.as_ref().map(|metadata| metadata.generate_name.as_str()),
+            old.as_ref().map(|metadata| metadata.name.as_str()),
         ]
         .into_iter()
         .flatten()
@@ -376,6 +387,9 @@ mod tests {
         value["request"]["name"] = json!("");
         value["request"]["object"]["metadata"] = json!({"generateName": "team-"});
         assert_eq!(parse(&value).unwrap().name, "team-");
+        value["request"]["object"] = json!(null);
+        value["request"]["oldObject"] = json!({"metadata": {"name": "old"}});
+        assert_eq!(parse(&value).unwrap().name, "old");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! line of text.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,18 +12,29 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use http::{HeaderMap, StatusCode, header};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::{
     body::{Budget, Rejected},
     cluster::Cluster,
     cluster_version,
-    configuration::{MUTATE_CLUSTER_VERSION, VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER},
+    configuration::{
+        MUTATE_CLUSTER_VERSION, MUTATE_CLUSTER_VERSION_PATH, TIMEOUT, VALIDATE_CLUSTER_VERSION,
+        VALIDATE_CLUSTER_VERSION_PATH, VALIDATE_VIRTUAL_CLUSTER, VALIDATE_VIRTUAL_CLUSTER_PATH,
+    },
     metrics::AdmissionMetrics,
     review::Review,
     verdict::Verdict,
     virtual_cluster,
 };
+
+/// Time for one review, from its head to its answer: all that is waited for on its account has to fit in.
+const PATIENCE: Duration = Duration::from_secs(7);
+// The way here and back is part of what the API server waits for.
+const _: () = assert!(PATIENCE.as_secs() + 2 < TIMEOUT as u64);
+/// Longest name that is logged; the longest that an object can have.
+const LOGGED: usize = 253;
 
 /// A webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +59,9 @@ impl Webhook {
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
-            Self::MutateClusterVersion => "/mutate-tenancy-x-k8s-io-v1alpha1-clusterversion",
-            Self::ValidateClusterVersion => "/validate-tenancy-x-k8s-io-v1alpha1-clusterversion",
-            Self::ValidateVirtualCluster => "/validate-tenancy-x-k8s-io-v1alpha1-virtualcluster",
+            Self::MutateClusterVersion => MUTATE_CLUSTER_VERSION_PATH,
+            Self::ValidateClusterVersion => VALIDATE_CLUSTER_VERSION_PATH,
+            Self::ValidateVirtualCluster => VALIDATE_VIRTUAL_CLUSTER_PATH,
         }
     }
 
@@ -135,11 +146,12 @@ impl Admission {
                 "the content type has to be application/json\n",
             )));
         }
-        let body = self.budget.read(body).await.map_err(text)?;
+        let deadline = Instant::now() + PATIENCE;
+        let body = self.budget.read(body, deadline).await.map_err(text)?;
         let started = Instant::now();
         let review =
             Review::parse(&body.bytes).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
-        let verdict = self.verdict(webhook, &review).await;
+        let verdict = self.verdict(webhook, &review, deadline).await;
         self.metrics
             .answered(webhook, review.operation, &verdict, started.elapsed());
         log(webhook, &review, &verdict);
@@ -152,7 +164,7 @@ impl Admission {
         })
     }
 
-    async fn verdict(&self, webhook: Webhook, review: &Review) -> Verdict {
+    async fn verdict(&self, webhook: Webhook, review: &Review, deadline: Instant) -> Verdict {
         if (review.group.as_str(), review.kind.as_str()) != ("tenancy.x-k8s.io", webhook.kind()) {
             return Verdict::bad_request(format!(
                 "{} is asked of {}.tenancy.x-k8s.io only, and not of {}.{}: see the rules of the webhook configuration",
@@ -162,12 +174,20 @@ impl Admission {
                 review.group
             ));
         }
+        let cluster = self.cluster.until(deadline);
         match webhook {
             Webhook::MutateClusterVersion => cluster_version::mutate(review),
-            Webhook::ValidateClusterVersion => cluster_version::validate(review, &self.cluster).await,
-            Webhook::ValidateVirtualCluster => virtual_cluster::validate(review, &self.cluster).await,
+            Webhook::ValidateClusterVersion => cluster_version::validate(review, cluster).await,
+            Webhook::ValidateVirtualCluster => virtual_cluster::validate(review, cluster).await,
         }
     }
+}
+
+/// What a stranger sends may be of any length.
+fn short(text: &str) -> &str {
+    text.char_indices()
+        .nth(LOGGED)
+        .map_or(text, |(end, _)| &text[..end])
 }
 
 fn text((status, text): Rejected) -> (StatusCode, String) {
@@ -189,10 +209,10 @@ fn log(webhook: Webhook, review: &Review, verdict: &Verdict) {
         info!(
             webhook = webhook.name(),
             operation = review.operation.as_str(),
-            kind = review.kind,
-            namespace = review.namespace,
-            name = review.name,
-            user = review.user,
+            kind = short(&review.kind),
+            namespace = short(&review.namespace),
+            name = short(&review.name),
+            user = short(&review.user),
             code = refusal.code,
             reasons = refusal.reasons(),
             "refused"

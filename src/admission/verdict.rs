@@ -67,11 +67,14 @@ impl Verdict {
 
     /// Refused for these faults (422); allowed if there are none.
     #[must_use]
-    pub fn invalid(mut causes: Vec<FieldError>, warnings: Vec<String>) -> Self {
+    pub fn invalid(mut causes: Vec<FieldError>, mut warnings: Vec<String>) -> Self {
         if causes.is_empty() {
             return Self::allowed_with(warnings);
         }
-        causes.truncate(MAX_CAUSES);
+        if causes.len() > MAX_CAUSES {
+            warnings.push(format!("{} more faults are not shown", causes.len() - MAX_CAUSES));
+            causes.truncate(MAX_CAUSES);
+        }
         Self::Refused {
             refusal: Refusal {
                 code: 422,

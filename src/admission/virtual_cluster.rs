@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    cluster::Cluster,
+    cluster::Questions,
     review::{Object, Operation, Review},
     verdict::{Findings, Verdict},
 };
@@ -16,7 +16,7 @@ use crate::{
 const GENERATED: usize = 5;
 
 /// Whether a VirtualCluster may be stored.
-pub async fn validate(review: &Review, cluster: &Cluster) -> Verdict {
+pub async fn validate(review: &Review, cluster: Questions<'_>) -> Verdict {
     let Findings { faults, mut warnings } = check(review);
     if review.operation == Operation::Create
         && let Some(object) = &review.object
@@ -190,7 +190,7 @@ fn version_name(object: &Object) -> &str {
 }
 
 /// A ClusterVersion may come after its tenants, so one that does not exist is no fault.
-async fn unknown_version(object: &Object, cluster: &Cluster) -> Option<String> {
+async fn unknown_version(object: &Object, cluster: Questions<'_>) -> Option<String> {
     let name = version_name(object);
     if name.is_empty() {
         return None;

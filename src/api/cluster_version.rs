@@ -45,7 +45,9 @@ impl JsonSchema for ClusterVersionSpec {
                             where statefulset is a whole apps/v1 StatefulSet and service a whole v1 Service.",
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": true,
+            "x-kubernetes-validations": [schema::required("apiServer", "a tenant without an apiserver cannot be provisioned")],
             "properties": {
+                "upgradePolicy": schema::upgrade_policy(),
                 "etcd": schema::bundle(Component::Etcd, "The etcd of a tenant. Applied once, when the tenant is made; an upgrade never touches it."),
                 "apiServer": schema::bundle(Component::ApiServer, "The kube-apiserver of a tenant. Its service is the address of the tenant."),
                 "controllerManager": schema::bundle(Component::ControllerManager, "The kube-controller-manager of a tenant. Optional; its service, too."),

@@ -125,6 +125,81 @@ fn service() -> Value {
     })
 }
 
+/// Schema of `spec.upgradePolicy`. What a schedule or a selector says is for the webhook.
+pub(super) fn upgrade_policy() -> Value {
+    let duration = || {
+        json!({
+            "description": "A duration such as 30s or 1h30m.",
+            "type": "string",
+            "nullable": true,
+            "pattern": "^([0-9]+([.][0-9]*)?(ns|us|ms|s|m|h))+$",
+        })
+    };
+    json!({
+        "description": "How tenants are brought to a new revision. This version does not act on it.",
+        "type": "object",
+        "nullable": true,
+        "x-kubernetes-preserve-unknown-fields": true,
+        "properties": {
+            "maxConcurrent": {
+                "description": "Tenants that are upgraded at once: a number, or a percentage.",
+                "x-kubernetes-int-or-string": true,
+                "nullable": true,
+                "x-kubernetes-validations": [{
+                    "rule": "type(self) == int ? self >= 1 : type(self) == string && self.matches('^([1-9][0-9]?|100)%$')",
+                    "message": "must be a number from 1, or a percentage from \"1%\" to \"100%\"",
+                }],
+            },
+            "maxFailures": {
+                "description": "Failures at which a rollout halts.",
+                "type": "integer",
+                "nullable": true,
+                "minimum": 1,
+            },
+            "paused": {"description": "No upgrade starts.", "type": "boolean", "nullable": true},
+            "soak": duration(),
+            "stepTimeout": duration(),
+            "surge": one_of(&["IfPossible", "Never"]),
+            "rollback": one_of(&["Automatic", "Manual"]),
+            "certificates": one_of(&["Always", "IfNeeded"]),
+            "canary": {
+                "description": "Tenants that are upgraded first.",
+                "type": "object",
+                "nullable": true,
+                "x-kubernetes-preserve-unknown-fields": true,
+                "properties": {"count": {"type": "integer", "nullable": true, "minimum": 0}},
+            },
+            "windows": {
+                "description": "When upgrades may start; at any time when there are none.",
+                "type": "array",
+                "nullable": true,
+                "items": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": true,
+                    "required": ["schedule", "duration"],
+                    "properties": {
+                        "schedule": {"description": "Five fields of cron.", "type": "string"},
+                        "duration": {"description": "How long the window is open.", "type": "string"},
+                        "timeZone": {"description": "Name of a time zone; UTC when absent.", "type": "string", "nullable": true},
+                    },
+                },
+            },
+        },
+    })
+}
+
+/// A string that can have these values only; by CEL, as in [`exactly`].
+fn one_of(values: &[&str]) -> Value {
+    json!({
+        "type": "string",
+        "nullable": true,
+        "x-kubernetes-validations": [{
+            "rule": format!("self in [{}]", values.iter().map(|value| format!("'{value}'")).collect::<Vec<_>>().join(", ")),
+            "message": format!("must be one of {}", values.join(", ")),
+        }],
+    })
+}
+
 /// An object of which only `properties` are looked at.
 fn open_object(properties: &Value) -> Value {
     json!({
@@ -153,7 +228,7 @@ fn exactly(value: &str, description: &str, nullable: bool) -> Value {
 }
 
 /// The rule, on an object, that it must have a field, unless it had none before.
-fn required(path: &str, what: &str) -> Value {
+pub(super) fn required(path: &str, what: &str) -> Value {
     let rule = required_rule(path);
     json!({
         "rule": rule,

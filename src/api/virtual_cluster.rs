@@ -39,7 +39,7 @@ pub struct VirtualClusterSpec {
     /// DNS domain of the tenant cluster; `cluster.local` when absent or empty.
     // 253 is the longest name in DNS; the limit also bounds what the rule costs.
     #[schemars(extend("x-kubernetes-validations" = [{
-        "rule": "self.size() <= 253 && self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$')",
+        "rule": "self.size() <= 253 && self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*)?$')",
         "message": "must be a DNS domain such as cluster.local: lower-case letters, digits, - and ., at most 253 characters",
     }]))]
     #[serde(default, skip_serializing_if = "Option::is_none")]

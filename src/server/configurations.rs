@@ -22,9 +22,21 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::upkeep::{self, Pauses};
-use crate::admission::configuration::{MUTATING_CONFIGURATION, VALIDATING_CONFIGURATION};
+use crate::admission::configuration::{
+    MUTATE_CLUSTER_VERSION, MUTATING_CONFIGURATION, VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER,
+    VALIDATING_CONFIGURATION,
+};
 use crate::client::{CallError, deadline};
 use crate::pki::CertificateInfo;
+
+/// Names of our webhooks.
+const OURS: [&str; 3] = [
+    MUTATE_CLUSTER_VERSION,
+    VALIDATE_CLUSTER_VERSION,
+    VALIDATE_VIRTUAL_CLUSTER,
+];
+/// How the annotations begin by which cert-manager's injector is told to write `caBundle`s.
+const INJECTED: &str = "cert-manager.io/inject-";
 
 /// Which of the two configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +83,9 @@ pub struct Configuration {
     pub kind: Kind,
     /// What a write is guarded by.
     pub resource_version: String,
-    /// Its webhooks.
+    /// Whether an annotation says that cert-manager's injector writes its `caBundle`s.
+    pub injected: bool,
+    /// Those of its webhooks that are ours. What else stands there is its author's business.
     pub webhooks: Vec<Webhook>,
 }
 
@@ -228,10 +242,14 @@ impl From<MutatingWebhookConfiguration> for Configuration {
 
 impl Configuration {
     fn new(kind: Kind, metadata: ObjectMeta, webhooks: impl Iterator<Item = Webhook>) -> Self {
+        let annotations = metadata.annotations.unwrap_or_default();
         Self {
             kind,
             resource_version: metadata.resource_version.unwrap_or_default(),
-            webhooks: webhooks.collect(),
+            injected: annotations.keys().any(|key| key.starts_with(INJECTED)),
+            webhooks: webhooks
+                .filter(|webhook| OURS.contains(&webhook.name.as_str()))
+                .collect(),
         }
     }
 }

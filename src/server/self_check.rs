@@ -261,6 +261,7 @@ mod tests {
         Configuration {
             kind: Kind::Validating,
             resource_version: "1".into(),
+            injected: false,
             webhooks: vec![Webhook {
                 name: "hook".into(),
                 host: ServerName::try_from(host.to_owned()).ok(),

@@ -11,7 +11,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
-use vc_manager::admission::configuration::{MUTATING_CONFIGURATION, VALIDATING_CONFIGURATION};
+use vc_manager::admission::configuration::{
+    MUTATE_CLUSTER_VERSION, MUTATING_CONFIGURATION, VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER,
+    VALIDATING_CONFIGURATION,
+};
 use vc_manager::pki::CertificateInfo;
 use vc_manager::server::shared_ca::SECRET;
 
@@ -79,10 +82,13 @@ impl Scene {
     /// Makes both configurations, without a bundle. They are for a kind that nobody writes.
     pub(crate) async fn configure(&self) {
         let params = PostParams::default();
-        let validating = configuration(VALIDATING_CONFIGURATION, &["one.validating", "two.validating"]);
+        let validating = configuration(
+            VALIDATING_CONFIGURATION,
+            &[VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER],
+        );
         let validating = serde_json::from_value(validating).unwrap();
         self.validating().create(&params, &validating).await.unwrap();
-        let mutating = configuration(MUTATING_CONFIGURATION, &["one.mutating"]);
+        let mutating = configuration(MUTATING_CONFIGURATION, &[MUTATE_CLUSTER_VERSION]);
         let mutating = serde_json::from_value(mutating).unwrap();
         self.mutating().create(&params, &mutating).await.unwrap();
     }
@@ -189,7 +195,7 @@ impl Scene {
 fn configuration(name: &str, webhooks: &[&str]) -> Value {
     let webhook = |name: &&str| {
         json!({
-            "name": format!("{name}.example.com"),
+            "name": name,
             "clientConfig": {"url": "https://127.0.0.1:9443/path"},
             "rules": [{"apiGroups": ["none.example.com"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["nothings"]}],
             "failurePolicy": "Fail",

@@ -34,6 +34,8 @@ const NAMESPACE: &str = "vc-manager";
 const CA: &str = "vc-manager-webhook-ca";
 /// Time for a Deployment, a certificate or a server to be as it should.
 const PATIENCE: Duration = Duration::from_mins(3);
+/// How long after a kill a write may fail: until its Service has learnt of it.
+const AFTER_KILL: Duration = Duration::from_secs(10);
 /// Time between two writes of one writer.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -119,10 +121,10 @@ async fn killed(scene: &Scene, version: &str, pods: &Api<Pod>) {
         .status()
         .expect("kill runs");
     assert!(killed.success());
-    tokio::time::sleep(Duration::from_secs(10)).await;
-    rolled_out(&scene.client).await;
+    tokio::time::sleep(AFTER_KILL).await;
     load.forget();
-    load.calm("after a replica was killed").await;
+    load.calm("long after a replica was killed").await;
+    rolled_out(&scene.client).await;
     let (writes, failures) = load.stop().await;
     scene.say(format!(
         "after a kill -9: {writes} writes, {} failed later",

@@ -1,9 +1,10 @@
 //! What may not change in a ClusterVersion while tenants use it: fields of a StatefulSet that the API server does not
-//! let anyone change, and whether a Service has an address. The upgrade of each tenant would fail on them.
+//! let anyone change, and whether a Service has an address. The upgrade of each tenant would fail on them; and of etcd,
+//! which an upgrade does not touch, new tenants would have another than the old ones, of the same revision.
 
 use serde_json::{Value, json};
 
-use super::rules::same;
+use super::{quantity::quantity, rules::same};
 use crate::api::{Component, FieldError};
 
 /// The fields of the embedded objects that differ and may not, without the reason.
@@ -72,7 +73,7 @@ fn comparable(field: &str, set: &Value) -> Value {
         ("serviceName", Value::Null) => "".into(),
         ("volumeClaimTemplates", Value::Null) => json!([]),
         ("volumeClaimTemplates", Value::Array(claims)) => claims.into_iter().map(stored_claim).collect(),
-        (_, value) => without_nulls(value),
+        (_, value) => telling(value),
     }
 }
 
@@ -86,22 +87,44 @@ fn stored_claim(mut claim: Value) -> Value {
     if let Some(metadata) = claim.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("creationTimestamp");
     }
-    if let Some(spec) = claim.get_mut("spec").and_then(Value::as_object_mut)
-        && same(spec.get("volumeMode"), None)
-    {
-        spec.insert("volumeMode".into(), "Filesystem".into());
+    if let Some(spec) = claim.get_mut("spec").and_then(Value::as_object_mut) {
+        if same(spec.get("volumeMode"), None) {
+            spec.insert("volumeMode".into(), "Filesystem".into());
+        }
+        // The same amount may be written in several ways.
+        for amounts in ["requests", "limits"] {
+            let amounts = spec
+                .get_mut("resources")
+                .and_then(|resources| resources.get_mut(amounts));
+            for amount in amounts
+                .and_then(Value::as_object_mut)
+                .into_iter()
+                .flat_map(|map| map.values_mut())
+            {
+                if let Some(number) = quantity(amount) {
+                    *amount = number.into();
+                }
+            }
+        }
     }
-    without_nulls(claim)
+    telling(claim)
 }
 
-fn without_nulls(value: Value) -> Value {
+/// `value` without what says nothing: nulls, and lists and maps with nothing in them.
+fn telling(value: Value) -> Value {
+    let says_nothing = |value: &Value| match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
     match value {
         Value::Object(map) => map
             .into_iter()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(key, value)| (key, without_nulls(value)))
+            .map(|(key, value)| (key, telling(value)))
+            .filter(|(_, value)| !says_nothing(value))
             .collect(),
-        Value::Array(items) => items.into_iter().map(without_nulls).collect(),
+        Value::Array(items) => items.into_iter().map(telling).collect(),
         other => other,
     }
 }
@@ -117,7 +140,8 @@ mod tests {
     fn spec() -> Value {
         json!({"etcd": {
             "statefulset": {"spec": {"serviceName": "etcd", "selector": {"matchLabels": {"a": "b"}},
-                "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}]}},
+                "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": "1Gi"}}}}]}},
             "service": {"spec": {"clusterIP": "None"}},
         }, "apiServer": {"statefulset": {"spec": {}}, "service": {"spec": {}}}})
     }
@@ -169,9 +193,11 @@ mod tests {
         new["etcd"]["statefulset"]["spec"]["podManagementPolicy"] = json!("OrderedReady");
         new["etcd"]["statefulset"]["spec"]["volumeClaimTemplates"][0] = json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "status": {"phase": "Pending"},
-            "metadata": {"name": "data", "creationTimestamp": null},
-            "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "storageClassName": null},
+            "metadata": {"name": "data", "creationTimestamp": null, "labels": {}},
+            "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "storageClassName": null,
+                "resources": {"requests": {"storage": "1024Mi"}, "limits": {}}},
         });
+        new["etcd"]["statefulset"]["spec"]["selector"]["matchExpressions"] = json!([]);
         new["etcd"]["statefulset"]["spec"]["replicas"] = json!(3);
         new["apiServer"]["statefulset"]["spec"] =
             json!({"serviceName": "", "selector": null, "volumeClaimTemplates": null});

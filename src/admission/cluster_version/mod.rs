@@ -3,6 +3,7 @@
 pub mod default;
 pub mod frozen;
 mod policy;
+mod quantity;
 pub mod rules;
 pub mod trial;
 pub mod versions;
@@ -10,7 +11,7 @@ pub mod versions;
 use serde_json::Value;
 
 use super::{
-    cluster::Cluster,
+    cluster::Questions,
     review::{Operation, Review},
     verdict::{Findings, Verdict},
 };
@@ -32,7 +33,7 @@ pub fn mutate(review: &Review) -> Verdict {
 }
 
 /// Whether a ClusterVersion may be stored or deleted.
-pub async fn validate(review: &Review, cluster: &Cluster) -> Verdict {
+pub async fn validate(review: &Review, cluster: Questions<'_>) -> Verdict {
     if review.operation == Operation::Delete && review.subresource.is_empty() {
         return deletion(review, cluster).await;
     }
@@ -91,13 +92,18 @@ fn written(review: &Review) -> Option<(&Value, Option<&Value>)> {
 }
 
 /// A ClusterVersion that tenants use stays; the finalizer would keep it anyway, but on its way out for good.
-async fn deletion(review: &Review, cluster: &Cluster) -> Verdict {
+async fn deletion(review: &Review, cluster: Questions<'_>) -> Verdict {
     let on_its_way = review
         .old_object
         .as_ref()
         .is_some_and(|old| old.metadata.deletion_timestamp.is_some());
     if on_its_way {
         return Verdict::allowed();
+    }
+    if review.name.is_empty() {
+        return Verdict::bad_request(
+            "a ClusterVersion without a name cannot be looked for among those in use",
+        );
     }
     match cluster.tenants_of(&review.name).await {
         Ok(users) if users.is_empty() => Verdict::allowed(),

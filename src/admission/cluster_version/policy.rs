@@ -53,10 +53,18 @@ pub(super) fn check(policy: &Value, faults: &mut Vec<FieldError>, warnings: &mut
         canary.is("count", |value| at_least(value, 0), "must be a number from 0");
         canary.is("selector", Value::is_object, "must be a label selector");
     });
-    windows(map, faults);
+    if let Some(Value::Object(canary)) = map.get("canary") {
+        unknown_keys(
+            &format!("{PATH}.canary"),
+            canary,
+            &["count", "selector"],
+            warnings,
+        );
+    }
+    windows(map, faults, warnings);
 }
 
-fn windows(policy: &Map<String, Value>, faults: &mut Vec<FieldError>) {
+fn windows(policy: &Map<String, Value>, faults: &mut Vec<FieldError>, warnings: &mut Vec<String>) {
     let windows = policy.get("windows").unwrap_or(&Value::Null);
     let Value::Array(windows) = windows else {
         if !windows.is_null() {
@@ -82,6 +90,7 @@ fn windows(policy: &Map<String, Value>, faults: &mut Vec<FieldError>) {
                 faults.push(FieldError::required(format!("{path}.{key}"), what));
             }
         }
+        unknown_keys(&path, map, &["schedule", "duration", "timeZone"], warnings);
         let mut fields = Fields { path, map, faults };
         fields.is(
             "schedule",
@@ -163,16 +172,39 @@ fn is_duration(value: &Value) -> bool {
         .is_some_and(|text| go::parse_duration(text).is_ok_and(|duration| !duration.is_zero()))
 }
 
-/// Five fields with the letters that cron knows; what they mean is looked at when a window is reckoned.
+/// Five fields of cron: minute, hour, day of the month, month, day of the week.
 fn is_cron(value: &Value) -> bool {
-    let is_field = |field: &str| {
-        field
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'*' | b',' | b'-' | b'/' | b'?' | b'#'))
-    };
-    value.as_str().is_some_and(|text| {
-        text.split_ascii_whitespace().count() == 5 && text.split_ascii_whitespace().all(is_field)
-    })
+    const MONTHS: [&str; 12] = [
+        "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+    ];
+    const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
+    const FIELDS: [(u8, u8, &[&str]); 5] = [
+        (0, 59, &[]),
+        (0, 23, &[]),
+        (1, 31, &[]),
+        (1, 12, &MONTHS),
+        (0, 7, &DAYS),
+    ];
+    let Some(text) = value.as_str() else { return false };
+    let fields: Vec<_> = text.split_ascii_whitespace().collect();
+    fields.len() == FIELDS.len()
+        && fields.iter().zip(FIELDS).all(|(field, (from, to, names))| {
+            let number = |text: &str| {
+                let is_name = names.iter().any(|name| name.eq_ignore_ascii_case(text));
+                is_name || text.parse().is_ok_and(|number| (from..=to).contains(&number))
+            };
+            field.split(',').all(|item| {
+                let (range, step) = item
+                    .split_once('/')
+                    .map_or((item, None), |(range, step)| (range, Some(step)));
+                let is_step = step.is_none_or(|step| step.parse::<u8>().is_ok_and(|step| step > 0));
+                is_step
+                    && (range == "*"
+                        || range
+                            .split_once('-')
+                            .map_or_else(|| number(range), |(from, to)| number(from) && number(to)))
+            })
+        })
 }
 
 /// The form of a name of the IANA database. Whether there is such a zone is known where a database is.
@@ -282,6 +314,45 @@ mod tests {
         ] {
             assert_eq!(told(&policy).0, [fault]);
         }
-        assert!(told(&json!({"maxconcurrent": 1})).1[1].ends_with("did you mean \"maxConcurrent\"?"));
+        for (policy, meant) in [
+            (json!({"maxconcurrent": 1}), "maxConcurrent"),
+            (json!({"canary": {"Count": 1}}), "count"),
+            (
+                json!({"windows": [{"schedule": "* * * * *", "duration": "1h", "timezone": "UTC"}]}),
+                "timeZone",
+            ),
+        ] {
+            let warning = told(&policy).1.remove(1);
+            assert!(
+                warning.ends_with(&format!("did you mean {meant:?}?")),
+                "{warning}"
+            );
+        }
+    }
+
+    #[test]
+    fn schedules() {
+        for good in [
+            "* * * * *",
+            "0 2 * * 6",
+            "*/15 0-6,22-23 1,15 jan-MAR Sun",
+            "59 23 31 12 7",
+        ] {
+            assert!(is_cron(&good.into()), "{good}");
+        }
+        for bad in [
+            "",
+            "* * * *",
+            "* * * * * *",
+            "60 * * * *",
+            "99 99 99 99 99",
+            "a b c d e",
+            "*/0 * * * *",
+            "0 0 0 * *",
+            "1- * * * *",
+            "mon * * * *",
+        ] {
+            assert!(!is_cron(&bad.into()), "{bad}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::policy;
+use super::{policy, quantity::quantity};
 use crate::admission::verdict::Findings;
 use crate::api::{Component, FieldError, template::Template};
 
@@ -245,7 +245,8 @@ fn container_rules(path: &str, container: &Value, faults: &mut Vec<FieldError>) 
     }
     for amounts in ["requests", "limits"] {
         for (name, amount) in container["resources"][amounts].as_object().into_iter().flatten() {
-            if !is_quantity(amount) {
+            if quantity(amount).is_none() {
+                let name: String = name.chars().take(MAX_LABEL).collect();
                 faults.push(FieldError::invalid(
                     format!("{path}.resources.{amounts}[{name}]"),
                     amount,
@@ -264,7 +265,7 @@ fn service_rules(path: &str, service: &Value, faults: &mut Vec<FieldError>) {
         faults.push(FieldError::invalid(
             format!("{path}.metadata.name"),
             &name.into(),
-            "must be a DNS label: lower-case letters, digits and '-', a letter first, no '-' last, at most 63 characters",
+            "must be a DNS label: lower-case letters, digits and '-', no '-' at its ends, at most 63 characters",
         ));
     }
     let ports = service["spec"]["ports"].as_array();
@@ -305,35 +306,10 @@ fn port_number(field: &str, value: &Value, faults: &mut Vec<FieldError>) {
     }
 }
 
-/// Whether a value is what `resource.Quantity` reads: a decimal number with a suffix or an exponent.
-fn is_quantity(value: &Value) -> bool {
-    let text = match value {
-        Value::Number(_) => return true,
-        Value::String(text) => text.strip_prefix(['+', '-']).unwrap_or(text),
-        _ => return false,
-    };
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, suffix) = text.split_at(end);
-    let digits = number.bytes().filter(u8::is_ascii_digit).count();
-    if digits == 0 || number.len() - digits > 1 {
-        return false;
-    }
-    match suffix {
-        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi"
-        | "Ei" => true,
-        exponent => exponent
-            .strip_prefix(['e', 'E'])
-            .map(|digits| digits.strip_prefix(['+', '-']).unwrap_or(digits))
-            .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())),
-    }
-}
-
-/// RFC 1035 label, as a Service's name has to be.
+/// DNS label. Whether a digit may come first depends on the version of Kubernetes, which is asked.
 fn is_service_name(name: &str) -> bool {
     name.len() <= MAX_LABEL
-        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && !name.starts_with('-')
         && !name.ends_with('-')
         && name
             .bytes()

@@ -46,7 +46,10 @@ pub fn trials(spec: &Value, old: Option<&Value>, namespace: &str) -> Vec<Trial> 
                 continue;
             };
             let mut object = render::placed(object.clone(), kind, namespace);
-            object["metadata"]["name"] = name(component, kind).into();
+            match kind {
+                Kind::StatefulSet => object["metadata"]["name"] = SET.into(),
+                Kind::Service => prepare_service(&mut object),
+            }
             trials.push(Trial {
                 path: format!("{bundle_path}.{key}"),
                 kind,
@@ -57,13 +60,37 @@ pub fn trials(spec: &Value, old: Option<&Value>, namespace: &str) -> Vec<Trial> 
     trials
 }
 
-/// The name an object is tried under. A rule of ours has looked at its own.
-fn name(component: Component, kind: Kind) -> String {
-    let kind = match kind {
-        Kind::StatefulSet => "set",
-        Kind::Service => "svc",
+/// The name StatefulSets are tried under. A rule of ours has looked at their own.
+const SET: &str = "vc-manager-dry-run";
+/// What is appended to a Service's name: what names may be differs between versions of Kubernetes.
+const SERVICE_SUFFIX: &str = "-dry-run";
+/// Longest name of a Service.
+const MAX_NAME: usize = 63;
+
+/// Makes a Service one that nobody has, and takes from it what one Service only may have: a tenant may have it.
+fn prepare_service(service: &mut Value) {
+    let name = service["metadata"]["name"].as_str().unwrap_or_default();
+    let kept: String = name.chars().take(MAX_NAME - SERVICE_SUFFIX.len()).collect();
+    service["metadata"]["name"] = format!("{kept}{SERVICE_SUFFIX}").into();
+    let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut) else {
+        return;
     };
-    format!("vc-manager-dry-run-{component}-{kind}")
+    spec.remove("healthCheckNodePort");
+    let headless = spec.get("clusterIP").is_some_and(|address| address == "None");
+    if !headless {
+        spec.remove("clusterIP");
+        spec.remove("clusterIPs");
+    }
+    for port in spec
+        .get_mut("ports")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        if let Some(port) = port.as_object_mut() {
+            port.remove("nodePort");
+        }
+    }
 }
 
 /// What an answer to a dry run means.
@@ -83,25 +110,29 @@ pub enum Outcome {
 #[must_use]
 pub fn outcome(path: &str, status: &Status) -> Outcome {
     let message = status.message.as_str();
+    let causes = status.details.as_ref().map_or(&[][..], |details| &details.causes);
+    // Policies of the manager's own namespace, which say nothing of those of tenants.
+    let is_policy =
+        |text: &str| text.starts_with("admission webhook \"") || text.contains("ValidatingAdmissionPolicy ");
+    if is_policy(message) || causes.iter().any(|cause| is_policy(&cause.message)) {
+        return Outcome::Untold(shortened(message));
+    }
     if status.code == 422 {
-        let causes = status.details.iter().flat_map(|details| &details.causes);
-        let faults: Vec<_> = causes
+        let placed = causes.iter().filter(|cause| !cause.field.is_empty());
+        let faults: Vec<_> = placed
             .map(|cause| {
-                let field = match cause.field.as_str() {
-                    "" => path.to_owned(),
-                    field => format!("{path}.{field}"),
-                };
                 FieldError::new(
-                    field,
+                    format!("{path}.{}", cause.field),
                     FieldErrorReason::parse(&cause.reason),
                     shortened(&cause.message),
                 )
             })
             .collect();
-        if faults.is_empty() {
-            return Outcome::Refused(vec![unplaced(path, message)]);
-        }
-        return Outcome::Refused(faults);
+        return if faults.is_empty() {
+            Outcome::Untold(shortened(message))
+        } else {
+            Outcome::Refused(faults)
+        };
     }
     if is_misshapen(message) {
         let error = ["): ", " to proper version: "]
@@ -113,7 +144,7 @@ pub fn outcome(path: &str, status: &Status) -> Outcome {
         let lines = lines.map(str::trim).filter(|line| !line.is_empty());
         return Outcome::Misshapen(lines.map(|line| schema_fault(path, line)).collect());
     }
-    if status.code == 400 {
+    if status.code == 400 && message.contains("cannot be handled as a ") {
         return Outcome::Misshapen(vec![unplaced(path, message)]);
     }
     Outcome::Untold(shortened(message))
@@ -217,14 +248,14 @@ mod tests {
         let faults = refused(
             json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": "long", "details": {"causes": [
                 {"reason": "FieldValueDuplicate", "message": "Duplicate value: \"c\"", "field": "spec.template.spec.containers[1].name"},
-                {"reason": "SomethingNew", "message": "x", "field": ""},
+                {"reason": "SomethingNew", "message": "x", "field": "spec"}, {"reason": "FieldValueInvalid", "message": "unplaced", "field": ""},
             ]}}),
         );
         assert_eq!(
             faults,
             [
                 "spec.etcd.statefulset.spec.template.spec.containers[1].name: Duplicate value: \"c\"",
-                "spec.etcd.statefulset: x"
+                "spec.etcd.statefulset.spec: x"
             ]
         );
     }
@@ -271,9 +302,45 @@ mod tests {
             (409, "conflict"),
             (429, "too many requests"),
             (500, "etcdserver: request timed out"),
+            (
+                400,
+                "admission webhook \"policy.example.com\" denied the request: label team is missing",
+            ),
+            (
+                400,
+                "admission webhook \"policy.example.com\" does not support dry run",
+            ),
+            (
+                422,
+                "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+            ),
+            (400, "the server rejected our request for an unknown reason"),
         ] {
             let status = status(json!({"status": "Failure", "code": code, "message": message}));
             assert_eq!(outcome(PATH, &status), Outcome::Untold(message.into()));
+        }
+    }
+
+    #[test]
+    fn what_one_service_only_may_have_is_not_tried() {
+        let service = json!({"metadata": {"name": "n".repeat(63)}, "spec": {"clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"],
+            "healthCheckNodePort": 30001, "ports": [{"port": 1, "nodePort": 30000}, 7]}});
+        let tried = |service: &Value| {
+            let spec = json!({"etcd": {"service": service}});
+            trials(&spec, None, "ns").remove(0).object
+        };
+        let object = tried(&service);
+        assert_eq!(object["spec"], json!({"ports": [{"port": 1}, 7]}));
+        assert_eq!(object["metadata"]["name"], format!("{}-dry-run", "n".repeat(55)));
+        let headless =
+            json!({"metadata": {"name": "a"}, "spec": {"clusterIP": "None", "clusterIPs": ["None"]}});
+        assert_eq!(tried(&headless)["spec"], headless["spec"]);
+        for odd in [
+            json!({}),
+            json!({"spec": 7}),
+            json!({"metadata": {"name": 7}, "spec": {"ports": {}}}),
+        ] {
+            assert_eq!(tried(&odd)["kind"], "Service");
         }
     }
 
@@ -304,7 +371,7 @@ mod tests {
         let etcd = trials(&spec, None, "ns").remove(0).object;
         assert_eq!(
             etcd["metadata"],
-            json!({"name": "vc-manager-dry-run-etcd-set", "namespace": "ns"})
+            json!({"name": "vc-manager-dry-run", "namespace": "ns"})
         );
         assert_eq!(etcd["apiVersion"], "apps/v1");
     }

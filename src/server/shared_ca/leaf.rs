@@ -217,6 +217,7 @@ mod tests {
         Configuration {
             kind: Kind::Mutating,
             resource_version: String::new(),
+            injected: false,
             webhooks: hosts.iter().map(webhook).collect(),
         }
     }

@@ -92,6 +92,8 @@ pub struct SharedCa {
     missing: Vec<Kind>,
     /// Whether it was said that somebody else has to renew the CA.
     end_told: bool,
+    /// Whether it was said that cert-manager is asked to do what is done here.
+    rival_told: bool,
 }
 
 /// What there is to take a certificate from.
@@ -122,6 +124,7 @@ impl SharedCa {
             settling: Settling::default(),
             missing: Vec::new(),
             end_told: false,
+            rival_told: false,
         }
     }
 
@@ -312,6 +315,19 @@ impl SharedCa {
         }
     }
 
+    /// Says once that cert-manager's injector is asked to write what is written here.
+    fn tell_rival(&mut self, found: &[Configuration]) {
+        let rival = found.iter().find(|configuration| configuration.injected);
+        if let Some(Configuration { kind, .. }) = rival
+            && !self.rival_told
+        {
+            warn!(
+                "{kind} is annotated for cert-manager, so its caBundle is left alone: run with --webhook-cert-dir, or apply the configurations that `vc-manager webhook-config` prints without --cert-manager"
+            );
+        }
+        self.rival_told = rival.is_some();
+    }
+
     /// Says once that a CA which is not ours to renew comes to its end.
     fn tell_end(&mut self, usable: &Usable, now: Timestamp) {
         let (from, to) = (usable.signer.not_before(), usable.signer.not_after());
@@ -336,6 +352,7 @@ impl Pass for SharedCa {
                 problem,
             } = prepared;
             self.tell_missing(&published);
+            self.tell_rival(&published);
             self.tell_end(&usable, now);
             self.setup
                 .metrics

@@ -12,7 +12,8 @@ pub(super) fn bundle(trusted: &[CertificateInfo]) -> String {
     trusted.iter().map(CertificateInfo::pem).collect()
 }
 
-/// What to apply so that every webhook of `configuration` trusts exactly `trusted`; `None` if it does.
+/// What to apply so that every webhook of `configuration` trusts exactly `trusted`; `None` if it does, or if another one
+/// sees to it.
 ///
 /// All of them are named, also those that are right already: what an apply leaves out it gives up. The version is the
 /// guard: a bundle newer than `trusted` cannot be there unless the configuration has changed since it was read.
@@ -20,9 +21,11 @@ pub(super) fn patch(configuration: &Configuration, trusted: &[CertificateInfo]) 
     let Configuration {
         kind,
         resource_version,
+        injected,
         webhooks,
     } = configuration;
-    if webhooks.iter().all(|webhook| webhook.trusted == trusted) {
+    // Two who write the same field would go on for ever.
+    if *injected || webhooks.iter().all(|webhook| webhook.trusted == trusted) {
         return None;
     }
     let bundle = STANDARD.encode(bundle(trusted));
@@ -82,6 +85,7 @@ mod tests {
         Configuration {
             kind: Kind::Validating,
             resource_version: "7".into(),
+            injected: false,
             webhooks,
         }
     }
@@ -94,6 +98,11 @@ mod tests {
         assert_eq!(patch(&right, &trusted), None);
         assert_eq!(patch(&configuration(vec![]), &trusted), None);
         let half = configuration(vec![webhook("a", &[&two, &one]), webhook("b", &[&one])]);
+        let of_cert_manager = Configuration {
+            injected: true,
+            ..half.clone()
+        };
+        assert_eq!(patch(&of_cert_manager, &trusted), None);
         let bundle = STANDARD.encode(two.pem() + &one.pem());
         let expected = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",

@@ -129,8 +129,8 @@ fn each_rule_says_where_and_what() {
         ),
         (
             "/apiServer/service/metadata/name",
-            json!("1a"),
-            "spec.apiServer.service.metadata.name: Invalid value: \"1a\": must be a DNS label: lower-case letters, digits and '-', a letter first, no '-' last, at most 63 characters",
+            json!("-a"),
+            "spec.apiServer.service.metadata.name: Invalid value: \"-a\": must be a DNS label: lower-case letters, digits and '-', no '-' at its ends, at most 63 characters",
         ),
         (
             "/apiServer/service/spec/ports/0",
@@ -295,19 +295,4 @@ fn what_works_but_hurts() {
     spec["etcd"]["statefulset"]["spec"]["template"]["spec"]["volumes"] =
         json!([{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]);
     assert_eq!(told(&spec, None).1.len(), 4);
-}
-
-#[test]
-fn quantities() {
-    for good in [
-        "1", "0.5", ".5", "5.", "-1", "+1", "100m", "1Ki", "1k", "2e3", "2E-3", "1E", "1Ei", "7n",
-    ] {
-        assert!(is_quantity(&good.into()), "{good}");
-    }
-    for bad in [
-        "", ".", "x", "1x", "1 ", "1.2.3", "m", "1KI", "1e", "1e+", "--1", "1mm",
-    ] {
-        assert!(!is_quantity(&bad.into()), "{bad}");
-    }
-    assert!(is_quantity(&json!(1.5)) && !is_quantity(&json!(null)) && !is_quantity(&json!({})));
 }
