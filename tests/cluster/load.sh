@@ -115,6 +115,8 @@ health_port=$(free_port)
 # start_ours CPUS: anew.
 start_ours() {
   stop_daemon vc-manager TERM 30
+  # As in its image.
+  export "${VCM_IMAGE_ENV?}"
   on "$1" start_daemon vc-manager "$binary" --kubeconfig="$work/kubeconfig" --enable-webhook=true --leader-election=false \
     --webhook-cert-dir="$work/serving" --https-addr="127.0.0.1:$our_port" --health-addr="127.0.0.1:$health_port"
   wait_ready vc-manager 60 http_ok "http://127.0.0.1:$health_port/readyz"
