@@ -37,7 +37,8 @@ flock 8
 layout=$VCM_CACHE/images/vc-manager
 install -m 755 "$binary" "$work/root/vc-manager"
 chmod 755 "$work/root"
-pack_image "$layout" "$IMAGE_VC_MANAGER" "$work/root" '{"Entrypoint":["/vc-manager"],"User":"65532:65532","WorkingDir":"/"}' gzip
+pack_image "$layout" "$IMAGE_VC_MANAGER" "$work/root" \
+  '{"Entrypoint":["/vc-manager"],"Env":["'"$VCM_IMAGE_ENV"'"],"User":"65532:65532","WorkingDir":"/"}' gzip
 tar -C "$layout" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf "$layout.tar.new" \
   blobs index.json manifest.json oci-layout
 mv "$layout.tar.new" "$layout.tar"
