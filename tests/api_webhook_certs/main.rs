@@ -360,7 +360,7 @@ async fn configurations_may_come_late() {
     for name in [VALIDATING_CONFIGURATION, MUTATING_CONFIGURATION] {
         assert!(log.contains(&format!("{name} does not exist")), "{log}");
     }
-    assert!(log.contains("vc-manager webhook-config | kubectl apply -f -"));
+    assert!(log.contains("vc-manager webhook-config | kubectl apply --server-side --force-conflicts -f -"));
     tokio::time::sleep(SECOND).await;
     assert!(
         published(&scene.client).await.is_empty(),

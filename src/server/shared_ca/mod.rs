@@ -309,7 +309,7 @@ impl SharedCa {
             } else if !self.missing.contains(&kind) {
                 self.missing.push(kind);
                 warn!(
-                    "{kind} does not exist: until it does the API server does not ask this webhook; to install it: vc-manager webhook-config | kubectl apply -f -"
+                    "{kind} does not exist: until it does the API server does not ask this webhook; to install it: vc-manager webhook-config | kubectl apply --server-side --force-conflicts -f -"
                 );
             }
         }
