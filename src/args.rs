@@ -265,8 +265,8 @@ struct Cli {
     log_format: LogFormat,
     /// What is logged: a level, or a filter such as `info,vc_manager=debug`
     // The client library logs each failed connection as an error of its own. Here such errors are answers, such as
-    // of a tenant that is starting, and are told where they matter.
-    #[arg(long, value_name = "FILTER", default_value = "info,kube_client::client::builder=off", value_parser = log_filter)]
+    // of a tenant that is starting, and are told where they matter. It also logs the whole of an answer it cannot read.
+    #[arg(long, value_name = "FILTER", default_value = "info,kube_client::client=off", value_parser = log_filter)]
     log_level: String,
     /// Accepted for compatibility; log lines carry no stack traces
     #[arg(long, value_name = "BOOL", default_value = "false", num_args = 0..=1, require_equals = true,

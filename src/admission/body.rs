@@ -17,9 +17,11 @@ use tokio_util::sync::CancellationToken;
 pub const BODY_LIMIT: usize = 8 * 1024 * 1024;
 /// Memory for all reviews at once.
 const BUDGET: usize = 64 * 1024 * 1024;
-/// Most that one body may make: more than twice the largest object that can be stored, be it as dense as it will. One
-/// that makes more than the budget is the only one while it is read.
-const ONE: usize = 2 * BUDGET;
+/// Most that one body may make: what the largest object that can be stored makes, before and after, be it as dense as it
+/// will.
+const ONE: usize = BUDGET / 4 * 5;
+/// Most that is counted of one: all but the room for its own text. Two such are never there at once.
+const ONE_COUNTED: usize = BUDGET - BODY_LIMIT;
 /// The budget is counted in units of so many bytes.
 const UNIT: usize = 1024;
 /// Memory that each value in a body takes once it is read, its share of a map included.
@@ -116,7 +118,7 @@ impl Budget {
                 "the body has more values than any object that can be stored\n",
             ));
         }
-        let units = u32::try_from(bytes.min(BUDGET / 2).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let units = u32::try_from(bytes.min(ONE_COUNTED).div_ceil(UNIT)).unwrap_or(u32::MAX);
         loop {
             if let Ok(permit) = self.room.try_acquire_many(units) {
                 return Ok(permit);
@@ -169,6 +171,12 @@ impl Drop for Arrival<'_> {
             .unwrap_or_else(PoisonError::into_inner);
         arriving.bodies.remove(&self.id);
     }
+}
+
+/// Reads a body that nobody wants, see [`discard`].
+pub(super) async fn drain(body: Body) {
+    // A time-out is fine: the peer is told anyway.
+    let _ = tokio::time::timeout(BRISK * 4, discard(body.into_data_stream())).await;
 }
 
 /// Reads on without keeping anything, though not for ever: a peer that is cut off while it sends does not see why.
@@ -267,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn many_small_values_need_more_room_than_their_text() {
         let budget = Budget::default();
-        let many = format!("[{}0]", "0,".repeat(2 * MIB));
+        let many = format!("[{}0]", "0,".repeat(MIB));
         let rejected = budget.read(Body::from(many), soon()).await.err().unwrap();
         assert_eq!(rejected.0, StatusCode::PAYLOAD_TOO_LARGE);
         // As dense as an object of 1.5 MiB can be, before and after.

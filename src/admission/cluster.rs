@@ -2,10 +2,15 @@
 //! objects can be applied. Few reviews need any of it, and each question has a deadline shorter than the API server's
 //! patience with us.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Service};
+use k8s_openapi::api::{
+    apps::v1::{ControllerRevision, StatefulSet},
+    core::v1::Service,
+};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective},
@@ -15,7 +20,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::cluster_version::trial::{self, Outcome, Trial};
 use crate::{
-    api::{ClusterVersion, FIELD_MANAGER, FieldError, VirtualCluster},
+    api::{ClusterVersion, FIELD_MANAGER, FieldError, VirtualCluster, names::is_object_name},
     client::{CallError, deadline},
     controller::render::Kind,
 };
@@ -38,6 +43,31 @@ pub struct Cluster {
 pub struct Questions<'a> {
     cluster: &'a Cluster,
     deadline: Instant,
+}
+
+/// A VirtualCluster of some ClusterVersion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// `<namespace>/<name>`.
+    pub key: String,
+    /// Names of the revisions it runs or is brought to; none before its first.
+    pub pins: Vec<String>,
+}
+
+impl User {
+    fn of(tenant: &DynamicObject) -> Self {
+        let revision = &tenant.data["status"]["revision"];
+        let pins = ["current", "target"]
+            .into_iter()
+            .filter_map(|pin| revision[pin].as_str());
+        Self {
+            key: format!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any()),
+            pins: pins
+                .filter(|name| is_object_name(name))
+                .map(str::to_owned)
+                .collect(),
+        }
+    }
 }
 
 /// What came of a dry run of embedded objects.
@@ -103,8 +133,24 @@ impl Questions<'_> {
         Ok(found.is_some())
     }
 
-    /// The VirtualClusters of ClusterVersion `name`, as `<namespace>/<name>`. Read afresh; broken ones count, too.
-    pub async fn tenants_of(&self, name: &str) -> Result<Vec<String>, CallError> {
+    /// What the revisions of these names hold. One that does not exist is left out.
+    pub async fn contents(&self, revisions: BTreeSet<String>) -> Result<BTreeMap<String, Value>, CallError> {
+        let api = Api::<ControllerRevision>::namespaced(self.cluster.client.clone(), self.namespace());
+        let all = async {
+            let mut contents = BTreeMap::new();
+            for name in revisions {
+                if let Some(RawExtension(content)) = api.get_opt(&name).await?.and_then(|stored| stored.data)
+                {
+                    contents.insert(name, content);
+                }
+            }
+            Ok(contents)
+        };
+        deadline(self.limit(), "get ControllerRevisions", self.in_turn(all)).await
+    }
+
+    /// The VirtualClusters of ClusterVersion `name`. Read afresh; broken ones count, too.
+    pub async fn tenants_of(&self, name: &str) -> Result<Vec<User>, CallError> {
         let kind = ApiResource::erase::<VirtualCluster>(&());
         let api = Api::<DynamicObject>::all_with(self.cluster.client.clone(), &kind);
         let all = async {
@@ -116,9 +162,7 @@ impl Questions<'_> {
                     .items
                     .iter()
                     .filter(|tenant| tenant.data["spec"]["clusterVersionName"] == name);
-                users.extend(of_it.map(|tenant| {
-                    format!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any())
-                }));
+                users.extend(of_it.map(User::of));
                 match page.metadata.continue_.filter(|token| !token.is_empty()) {
                     Some(token) => params = params.continue_token(&token),
                     None => return Ok(users),

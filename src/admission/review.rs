@@ -18,6 +18,9 @@ use crate::api::labels;
 /// Versions of the review that are spoken.
 const API_VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"];
 
+/// Most characters of a version that is not spoken that are said again.
+const SHOWN: usize = 60;
+
 /// Why a body is no review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
@@ -191,7 +194,7 @@ impl Review {
         let api_version = API_VERSIONS
             .into_iter()
             .find(|version| *version == envelope.api_version)
-            .ok_or(ReviewError::Version(envelope.api_version))?;
+            .ok_or_else(|| ReviewError::Version(envelope.api_version.chars().take(SHOWN).collect()))?;
         let request = envelope
             .request
             .filter(|_| envelope.kind == "AdmissionReview")

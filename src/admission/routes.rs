@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::{
-    body::{Budget, Rejected},
+    body::{self, Budget, Rejected},
     cluster::Cluster,
     cluster_version,
     configuration::{
@@ -126,7 +126,7 @@ impl Admission {
                 warn!(
                     webhook = webhook.name(),
                     status = status.as_u16(),
-                    reason = text.trim(),
+                    reason = short(text.trim()),
                     "request is no review"
                 );
                 (status, text).into_response()
@@ -141,6 +141,7 @@ impl Admission {
         body: Body,
     ) -> Result<Vec<u8>, (StatusCode, String)> {
         if !is_json(headers) {
+            body::drain(body).await;
             return Err(text((
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "the content type has to be application/json\n",
@@ -170,8 +171,8 @@ impl Admission {
                 "{} is asked of {}.tenancy.x-k8s.io only, and not of {}.{}: see the rules of the webhook configuration",
                 webhook.name(),
                 webhook.kind(),
-                review.kind,
-                review.group
+                short(&review.kind),
+                short(&review.group)
             ));
         }
         let cluster = self.cluster.until(deadline);

@@ -5,6 +5,8 @@ use json_patch::PatchOperation;
 use super::review::Review;
 use crate::api::FieldError;
 
+/// Most characters of the reasons that are logged.
+const LOGGED: usize = 4000;
 /// Most faults that are told in one answer; a Status is stored nowhere, but read by people.
 const MAX_CAUSES: usize = 100;
 
@@ -143,6 +145,11 @@ impl Refusal {
             let kind = cause.message.split(':').next().unwrap_or_default();
             format!("{}: {kind}", cause.field)
         });
-        causes.collect::<Vec<_>>().join(", ")
+        causes
+            .collect::<Vec<_>>()
+            .join(", ")
+            .chars()
+            .take(LOGGED)
+            .collect()
     }
 }

@@ -8,7 +8,11 @@ use super::{
     verdict::{Findings, Verdict},
 };
 use crate::{
-    api::{FieldError, labels, root_namespace},
+    api::{
+        FieldError, labels,
+        names::{is_dns_name, is_object_name},
+        root_namespace,
+    },
     pki::Validity,
 };
 
@@ -48,6 +52,7 @@ pub fn check(review: &Review) -> Findings {
         }
         _ => return findings,
     };
+    version_name_is_one(object, old, &mut findings.faults);
     values(object, old, &mut findings.faults);
     findings.warnings.extend(consent(object, old));
     findings
@@ -128,6 +133,18 @@ fn name(review: &Review, object: &Object, faults: &mut Vec<FieldError>) {
     }
 }
 
+/// What cannot be the name of a ClusterVersion will never be one, and cannot be changed later.
+fn version_name_is_one(object: &Object, old: Option<&Object>, faults: &mut Vec<FieldError>) {
+    let name = version_name(object);
+    if !name.is_empty() && !is_object_name(name) && old.is_none_or(|old| version_name(old) != name) {
+        faults.push(FieldError::invalid(
+            "spec.clusterVersionName",
+            &name.into(),
+            "no ClusterVersion can have this name: lower-case letters, digits, '-' and '.', at most 253 characters",
+        ));
+    }
+}
+
 /// Values that the manager reads. One that stands there already is not refused again.
 fn values(object: &Object, old: Option<&Object>, faults: &mut Vec<FieldError>) {
     let written = |key: &str| {
@@ -148,7 +165,7 @@ fn values(object: &Object, old: Option<&Object>, faults: &mut Vec<FieldError>) {
     if let Some(domain) = written("clusterDomain")
         && !domain
             .as_str()
-            .is_some_and(|domain| domain.is_empty() || is_dns_subdomain(domain))
+            .is_some_and(|domain| domain.is_empty() || is_dns_name(domain))
     {
         faults.push(FieldError::invalid(
             "spec.clusterDomain",
@@ -156,20 +173,6 @@ fn values(object: &Object, old: Option<&Object>, faults: &mut Vec<FieldError>) {
             "must be a DNS name such as cluster.local",
         ));
     }
-}
-
-/// RFC 1123 subdomain.
-fn is_dns_subdomain(text: &str) -> bool {
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label.len() <= 63
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 /// A label that looks like a consent and is none.
@@ -192,7 +195,7 @@ fn version_name(object: &Object) -> &str {
 /// A ClusterVersion may come after its tenants, so one that does not exist is no fault.
 async fn unknown_version(object: &Object, cluster: Questions<'_>) -> Option<String> {
     let name = version_name(object);
-    if name.is_empty() {
+    if !is_object_name(name) {
         return None;
     }
     match cluster.has_cluster_version(name).await {
@@ -272,6 +275,15 @@ mod tests {
                 "metadata.labels[tenancy.x-k8s.io/ready-for-upgrade]: \"yes\" agrees to nothing; only \"true\" does",
             ]
         );
+        for bad in ["inj?x=y", "used/status", "Bad Name!"] {
+            let object = json!({"metadata": {"name": "t"}, "spec": {"clusterVersionName": bad}});
+            let told = created("t", "ns", &object);
+            assert!(
+                told[0].contains("no ClusterVersion can have this name"),
+                "{told:?}"
+            );
+            assert!(updated(&object, &object).is_empty());
+        }
         let good = json!({"metadata": {"name": "t", "labels": {"tenancy.x-k8s.io/ready-for-upgrade": "true"}},
             "spec": {"clusterVersionName": "v", "pkiExpireDays": 3650, "clusterDomain": ""}});
         assert!(created("t", "ns", &good).is_empty());
@@ -322,22 +334,5 @@ mod tests {
         review.object = None;
         review.operation = Operation::Delete;
         assert!(told(&review).is_empty());
-    }
-
-    #[test]
-    fn dns_names() {
-        for (name, good) in [
-            ("cluster.local", true),
-            ("a", true),
-            ("a-1.b", true),
-            (".a", false),
-            ("a.", false),
-            ("-a", false),
-            ("a_b", false),
-            ("A", false),
-        ] {
-            assert_eq!(is_dns_subdomain(name), good, "{name}");
-        }
-        assert!(!is_dns_subdomain(&"a".repeat(64)));
     }
 }

@@ -10,6 +10,7 @@ pub mod component;
 pub mod crd;
 pub mod field;
 pub mod labels;
+pub mod names;
 pub mod root_namespace;
 mod schema;
 pub mod template;

@@ -10,8 +10,8 @@
 //! * on an object, for what is missing in it: [`required`], which itself lets pass what was missing before.
 //!
 //! A stored value of another type than the schema says (a text where an object belongs) is the exception: CEL cannot
-//! look at it, so such an object can be repaired and deleted but not be labelled. The Go manager could not read one
-//! either.
+//! look at it, so such an object has to be repaired before it can be labelled, or lose a finalizer. The Go manager could
+//! not read one either.
 //!
 //! The rules need Kubernetes 1.30, which is the first to know `optionalOldSelf`.
 //!

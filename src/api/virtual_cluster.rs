@@ -34,6 +34,8 @@ pub struct VirtualClusterSpec {
     #[schemars(extend("x-kubernetes-validations" = [
         {"rule": "self == oldSelf || oldSelf == ''", "message": "may not change: make another VirtualCluster"},
         {"rule": "self != ''", "reason": "FieldValueRequired", "message": "the name of a ClusterVersion"},
+        {"rule": "self.size() <= 253 && self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$')",
+         "message": "no ClusterVersion can have this name: lower-case letters, digits, - and ., at most 253 characters"},
     ]))]
     pub cluster_version_name: String,
     /// DNS domain of the tenant cluster; `cluster.local` when absent or empty.

@@ -44,7 +44,7 @@ fn defaults() {
             features: FeatureGates::default(),
             log: LogConfig {
                 format: LogFormat::Json,
-                filter: "info,kube_client::client::builder=off".into(),
+                filter: "info,kube_client::client=off".into(),
                 file: None
             },
             warnings: vec![],

@@ -23,7 +23,10 @@ use super::{
     error::Error,
     render::{Kind, Rendered},
 };
-use crate::{api::FIELD_MANAGER, client::deadline};
+use crate::{
+    api::{FIELD_MANAGER, names::is_object_name},
+    client::deadline,
+};
 
 /// The super cluster's API server, as the controllers use it.
 #[derive(Clone)]
@@ -66,11 +69,15 @@ impl Kubernetes {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// An object by name, fresh from the API server; `None` if there is none.
+    /// An object by name, fresh from the API server; `None` if there is none, or can be none of that name.
     pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
+        // It comes from objects of others. What can be no name would be read as another path, or as a query.
+        if !is_object_name(name) {
+            return Ok(None);
+        }
         self.call(format!("read {} {name}", K::kind(&())), api.get_opt(name))
             .await
     }

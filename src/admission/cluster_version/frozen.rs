@@ -2,10 +2,15 @@
 //! let anyone change, and whether a Service has an address. The upgrade of each tenant would fail on them; and of etcd,
 //! which an upgrade does not touch, new tenants would have another than the old ones, of the same revision.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Value, json};
 
 use super::{quantity::quantity, rules::same};
-use crate::api::{Component, FieldError};
+use crate::{
+    admission::cluster::User,
+    api::{Component, FieldError},
+};
 
 /// The fields of the embedded objects that differ and may not, without the reason.
 #[must_use]
@@ -36,22 +41,65 @@ pub fn changed(spec: &Value, old: &Value) -> Vec<String> {
     fields
 }
 
-/// `fields` as faults, while so many tenants use the ClusterVersion.
+/// Whether an embedded object comes or goes, so that there is nothing to compare it with in `old`.
 #[must_use]
-pub fn faults(fields: &[String], tenants: usize) -> Vec<FieldError> {
-    let users = match tenants {
-        0 => return Vec::new(),
-        1 => "1 VirtualCluster uses".to_owned(),
-        many => format!("{many} VirtualClusters use"),
-    };
-    fields
-        .iter()
-        .map(|field| {
+pub fn comes_or_goes(spec: &Value, old: &Value) -> bool {
+    Component::ALL.into_iter().any(|component| {
+        ["statefulset", "service"].into_iter().any(|root| {
+            let at = (component.spec_key(), root);
+            object(spec, at).is_some() != object(old, at).is_some()
+        })
+    })
+}
+
+/// The faults of `spec` while `users` use the ClusterVersion: what differs from the revision that each of them runs, or is
+/// brought to, or, if it has none yet, from `old`. To go back to what they run is no change.
+#[must_use]
+pub fn faults(
+    spec: &Value,
+    old: &Value,
+    users: &[User],
+    contents: &BTreeMap<String, Value>,
+) -> Vec<FieldError> {
+    // Few revisions, many users.
+    let mut changes: BTreeMap<Option<&str>, Vec<String>> = BTreeMap::new();
+    let mut affected: BTreeMap<String, usize> = BTreeMap::new();
+    for user in users {
+        let pins = user
+            .pins
+            .iter()
+            .map(|pin| contents.get_key_value(pin).map(|(pin, _)| pin.as_str()));
+        let mut baselines: BTreeSet<Option<&str>> = pins.collect();
+        if baselines.is_empty() {
+            baselines.insert(None);
+        }
+        let mut fields = BTreeSet::new();
+        for baseline in baselines {
+            let content = baseline.and_then(|pin| contents.get(pin)).unwrap_or(old);
+            fields.extend(
+                changes
+                    .entry(baseline)
+                    .or_insert_with(|| changed(spec, content))
+                    .iter()
+                    .cloned(),
+            );
+        }
+        for field in fields {
+            *affected.entry(field).or_default() += 1;
+        }
+    }
+    affected
+        .into_iter()
+        .map(|(field, tenants)| {
+            let users = match tenants {
+                1 => "1 VirtualCluster runs".to_owned(),
+                many => format!("{many} VirtualClusters run"),
+            };
             FieldError::forbidden(
                 field,
                 format_args!(
-                    "may not change while {users} this ClusterVersion: Kubernetes cannot change it in what runs; make \
-                     another ClusterVersion"
+                    "may not change while {users} with another value: Kubernetes cannot change it in what runs; make another \
+                     ClusterVersion"
                 ),
             )
         })
@@ -208,19 +256,52 @@ mod tests {
         assert_eq!(changed(&new, &spec()), Vec::<String>::new());
     }
 
+    fn user(pins: &[&str]) -> User {
+        User {
+            key: "ns/t".into(),
+            pins: pins.iter().map(ToString::to_string).collect(),
+        }
+    }
+
     #[test]
-    fn nobody_is_hindered_while_nobody_uses_it() {
-        let fields = ["spec.a".to_owned()];
-        assert!(faults(&fields, 0).is_empty());
-        for (tenants, text) in [
-            (1, "while 1 VirtualCluster uses this"),
-            (7, "while 7 VirtualClusters use this"),
+    fn what_counts_is_what_tenants_run() {
+        let mut new = spec();
+        new["etcd"]["statefulset"]["spec"]["serviceName"] = json!("other");
+        let contents = BTreeMap::from([("old".to_owned(), spec()), ("new".to_owned(), new.clone())]);
+        let told = |spec: &Value, old: &Value, users: &[User]| -> Vec<String> {
+            faults(spec, old, users, &contents)
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        assert!(told(&new, &spec(), &[]).is_empty(), "nobody uses it");
+        for (users, text) in [
+            (vec![user(&[])], "while 1 VirtualCluster runs"),
+            (
+                vec![user(&["old"]), user(&["old"]), user(&["new"])],
+                "while 2 VirtualClusters run",
+            ),
+            (vec![user(&["gone"])], "while 1 VirtualCluster runs"),
+            (vec![user(&["new", "old"])], "while 1 VirtualCluster runs"),
         ] {
-            let fault = faults(&fields, tenants).remove(0).to_string();
+            let told = told(&new, &spec(), &users);
             assert!(
-                fault.starts_with("spec.a: Forbidden: may not change") && fault.contains(text),
-                "{fault}"
+                told.len() == 1
+                    && told[0].starts_with("spec.etcd.statefulset.spec.serviceName: Forbidden")
+                    && told[0].contains(text),
+                "{told:?}"
             );
         }
+        // Back to what runs, whatever stands there now.
+        assert!(told(&spec(), &new, &[user(&["old"])]).is_empty());
+        // In two steps, the first of which takes away what there is to compare with.
+        let mut without = spec();
+        without["etcd"] = Value::Null;
+        assert!(
+            comes_or_goes(&without, &spec())
+                && comes_or_goes(&new, &without)
+                && !comes_or_goes(&new, &spec())
+        );
+        assert_eq!(told(&new, &without, &[user(&["old"])]).len(), 1);
     }
 }

@@ -10,6 +10,8 @@ pub mod versions;
 
 use serde_json::Value;
 
+use crate::{api::FieldError, client::CallError};
+
 use super::{
     cluster::Questions,
     review::{Operation, Review},
@@ -45,35 +47,58 @@ pub async fn validate(review: &Review, cluster: Questions<'_>) -> Verdict {
         warnings.extend(versions::warnings(spec, old));
     }
     let trials = trial::trials(spec, old, cluster.namespace());
-    let frozen = old.map_or_else(Vec::new, |old| frozen::changed(spec, old));
-    let users = async {
-        if frozen.is_empty() {
-            return Ok(0);
+    let frozen = async {
+        match old {
+            Some(old) => frozen_faults(review, spec, old, cluster).await,
+            None => Ok(Vec::new()),
         }
-        cluster.tenants_of(&review.name).await.map(|users| users.len())
     };
-    let (tried, users) = futures::join!(cluster.try_out(&trials), users);
+    let (tried, frozen) = futures::join!(cluster.try_out(&trials), frozen);
 
     let mut faults = trial::merged(faults, tried.faults);
-    match users {
-        Ok(users) => faults.extend(frozen::faults(&frozen, users)),
+    match frozen {
+        Ok(frozen) => faults.extend(frozen),
         Err(error) if faults.is_empty() => {
             return Verdict::unavailable(format!(
-                "cannot tell whether VirtualClusters use ClusterVersion {:?}, which decides whether {} may change: {error}; \
-                 try again",
-                review.name,
-                frozen.join(" and ")
+                "cannot tell what the VirtualClusters of ClusterVersion {:?} run, which decides what of it may change: \
+                 {error}; try again",
+                review.name
             ));
         }
         // There is enough to mend already.
         Err(_) => {}
     }
+    faults.sort_by_key(|fault| rules::rank(&fault.field));
     if let Some(why) = tried.untold {
         warnings.push(format!(
             "the embedded objects could not be tried out, and may be refused when a tenant is made: {why}"
         ));
     }
     Verdict::invalid(faults, warnings)
+}
+
+/// What may not change for the sake of tenants. They are asked for only if something of the kind differs.
+async fn frozen_faults(
+    review: &Review,
+    spec: &Value,
+    old: &Value,
+    cluster: Questions<'_>,
+) -> Result<Vec<FieldError>, String> {
+    if frozen::changed(spec, old).is_empty() && !frozen::comes_or_goes(spec, old) {
+        return Ok(Vec::new());
+    }
+    let users = cluster
+        .tenants_of(&review.name)
+        .await
+        .map_err(|error| words(&error))?;
+    let pins = users.iter().flat_map(|user| user.pins.iter().cloned()).collect();
+    let contents = cluster.contents(pins).await.map_err(|error| words(&error))?;
+    Ok(frozen::faults(spec, old, &users, &contents))
+}
+
+/// An error with its cause, in one line.
+fn words(error: &CallError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// The spec that is being written and the one that stands there now, if what is written is a spec at all: no
@@ -107,10 +132,14 @@ async fn deletion(review: &Review, cluster: Questions<'_>) -> Verdict {
     }
     match cluster.tenants_of(&review.name).await {
         Ok(users) if users.is_empty() => Verdict::allowed(),
-        Ok(users) => Verdict::forbidden(in_use(&review.name, &users)),
+        Ok(users) => {
+            let users: Vec<_> = users.into_iter().map(|user| user.key).collect();
+            Verdict::forbidden(in_use(&review.name, &users))
+        }
         Err(error) => Verdict::unavailable(format!(
-            "cannot tell whether VirtualClusters use ClusterVersion {:?}: {error}; try again",
-            review.name
+            "cannot tell whether VirtualClusters use ClusterVersion {:?}: {}; try again",
+            review.name,
+            words(&error)
         )),
     }
 }

@@ -5,6 +5,7 @@
 //! [`trial`](super::trial); these rules hold also when it cannot be asked.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
@@ -35,6 +36,7 @@ pub fn check(spec: &Value, old: Option<&Value>) -> Findings {
     if let Some(policy) = map.get("upgradePolicy").filter(|policy| !policy.is_null()) {
         policy::check(policy, &mut faults, &mut findings.warnings);
     }
+    services_differ(spec, &mut faults);
     unknown_keys("spec", map, &KEYS_OF_SPEC, &mut findings.warnings);
 
     for fault in faults {
@@ -52,6 +54,20 @@ pub fn check(spec: &Value, old: Option<&Value>) -> Findings {
         .retain(|fault| seen.insert((fault.field.clone(), fault.reason.as_str())));
     findings.faults.sort_by_key(|fault| rank(&fault.field));
     findings
+}
+
+/// Two bundles cannot share a Service: each would be applied over the other.
+fn services_differ(spec: &Value, faults: &mut Vec<FieldError>) {
+    let mut names = BTreeSet::new();
+    for component in Component::ALL {
+        let name = &spec[component.spec_key()]["service"]["metadata"]["name"];
+        if let Some(text) = name.as_str()
+            && !names.insert(text)
+        {
+            let field = format!("spec.{}.service.metadata.name", component.spec_key());
+            faults.push(FieldError::duplicate(field, name));
+        }
+    }
 }
 
 const KEYS_OF_SPEC: [&str; 4] = ["etcd", "apiServer", "controllerManager", "upgradePolicy"];
@@ -120,7 +136,27 @@ impl<'a> Bundle<'a> {
         if let Some(service) = map.get("service").filter(|service| service.is_object()) {
             let path = format!("{}.service", self.path);
             declared(&path, service, "v1", "Service", faults);
-            service_rules(&path, service, faults);
+            service_rules(&path, service, faults, warnings);
+            self.together(&path, map, service, warnings);
+        }
+    }
+
+    /// What StatefulSet and Service have to do with each other.
+    fn together(&self, path: &str, bundle: &Map<String, Value>, service: &Value, warnings: &mut Vec<String>) {
+        let set = bundle.get("statefulset").unwrap_or(&Value::Null);
+        let labels = &set["spec"]["template"]["metadata"]["labels"];
+        let chosen = service["spec"]["selector"].as_object();
+        let matches = |(key, value): (&String, &Value)| labels.get(key.as_str()) == Some(value);
+        if !chosen.is_some_and(|chosen| !chosen.is_empty() && chosen.iter().all(matches)) {
+            warnings.push(format!(
+                "{path}.spec.selector: chooses none of the pods of the StatefulSet, so that nobody reaches them by it"
+            ));
+        }
+        if self.component == Component::Etcd && set["spec"]["serviceName"] != service["metadata"]["name"] {
+            warnings.push(format!(
+                "{}.statefulset.spec.serviceName: is not the name of the Service, by which members find each other",
+                self.path
+            ));
         }
     }
 
@@ -157,6 +193,11 @@ impl<'a> Bundle<'a> {
                 format!("{path}.spec.updateStrategy"),
                 strategy,
                 "must be an object such as {\"type\": \"RollingUpdate\"}",
+            ));
+        }
+        if self.component == Component::ApiServer && spec["replicas"].as_u64() == Some(0) {
+            warnings.push(format!(
+                "{path}.spec.replicas: 0: a tenant without an apiserver never runs"
             ));
         }
         let partition = &strategy["rollingUpdate"]["partition"];
@@ -257,7 +298,7 @@ fn container_rules(path: &str, container: &Value, faults: &mut Vec<FieldError>) 
     }
 }
 
-fn service_rules(path: &str, service: &Value, faults: &mut Vec<FieldError>) {
+fn service_rules(path: &str, service: &Value, faults: &mut Vec<FieldError>, warnings: &mut Vec<String>) {
     if let Some(name) = service["metadata"]["name"].as_str()
         && !name.is_empty()
         && !is_service_name(name)
@@ -268,9 +309,29 @@ fn service_rules(path: &str, service: &Value, faults: &mut Vec<FieldError>) {
             "must be a DNS label: lower-case letters, digits and '-', no '-' at its ends, at most 63 characters",
         ));
     }
+    let mut one_only = Vec::new();
     let ports = service["spec"]["ports"].as_array();
     for (index, port) in ports.into_iter().flatten().enumerate() {
         port_number(&format!("{path}.spec.ports[{index}].port"), &port["port"], faults);
+        if !port["nodePort"].is_null() {
+            let field = format!("{path}.spec.ports[{index}].nodePort");
+            port_number(&field, &port["nodePort"], faults);
+            one_only.push(field);
+        }
+    }
+    let address = &service["spec"]["clusterIP"];
+    match address.as_str() {
+        None if address.is_null() => {}
+        Some("" | "None") => {}
+        Some(text) if text.parse::<IpAddr>().is_ok() => one_only.push(format!("{path}.spec.clusterIP")),
+        _ => faults.push(FieldError::invalid(
+            format!("{path}.spec.clusterIP"),
+            address,
+            "must be empty, \"None\" or an IP address",
+        )),
+    }
+    for field in one_only {
+        warnings.push(format!("{field}: one Service only can have it, so one tenant"));
     }
     if let Some(ports) = ports {
         names_once(&format!("{path}.spec.ports"), ports, faults);

@@ -4,6 +4,8 @@
 //!
 //! This module is the pure part: which objects to try, and what an answer means for the ClusterVersion.
 
+use std::net::IpAddr;
+
 use kube::core::Status;
 use serde_json::Value;
 
@@ -76,8 +78,8 @@ fn prepare_service(service: &mut Value) {
         return;
     };
     spec.remove("healthCheckNodePort");
-    let headless = spec.get("clusterIP").is_some_and(|address| address == "None");
-    if !headless {
+    let has_address = |value: &Value| value.as_str().is_some_and(|text| text.parse::<IpAddr>().is_ok());
+    if spec.get("clusterIP").is_some_and(has_address) {
         spec.remove("clusterIP");
         spec.remove("clusterIPs");
     }
@@ -140,9 +142,12 @@ pub fn outcome(path: &str, status: &Status) -> Outcome {
             .filter_map(|mark| message.split_once(mark))
             .min_by_key(|(before, _)| before.len())
             .map_or(message, |(_, error)| error);
-        let lines = error.strip_prefix("errors:").unwrap_or(error).lines();
-        let lines = lines.map(str::trim).filter(|line| !line.is_empty());
-        return Outcome::Misshapen(lines.map(|line| schema_fault(path, line)).collect());
+        // A value in a message may have lines of its own; each error has a path, and begins with it.
+        let errors = error.strip_prefix("errors:").unwrap_or(error).trim();
+        let errors = errors
+            .split("\n  .")
+            .map(|line| schema_fault(path, line.trim_start_matches('.')));
+        return Outcome::Misshapen(errors.collect());
     }
     if status.code == 400 && message.contains("cannot be handled as a ") {
         return Outcome::Misshapen(vec![unplaced(path, message)]);
@@ -150,9 +155,12 @@ pub fn outcome(path: &str, status: &Status) -> Outcome {
     Outcome::Untold(shortened(message))
 }
 
-/// One line of a failed match with the schema, as in `.spec.foo: field not declared in schema`.
+/// One failed match with the schema, as in `spec.foo: field not declared in schema`.
 fn schema_fault(path: &str, line: &str) -> FieldError {
-    let Some((field, problem)) = line.strip_prefix('.').and_then(|line| line.split_once(": ")) else {
+    let Some((field, problem)) = line
+        .split_once(": ")
+        .filter(|(field, _)| field.starts_with("spec") || field.starts_with("metadata"))
+    else {
         return unplaced(path, line);
     };
     let field = format!("{path}.{field}");

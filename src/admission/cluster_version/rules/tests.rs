@@ -20,7 +20,7 @@ fn bundle(name: &str) -> Value {
             },
         },
         "service": {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
-            "spec": {"ports": [{"name": "a", "port": 443}, {"name": "b", "port": 444}]}},
+            "spec": {"selector": {"a": name}, "ports": [{"name": "a", "port": 443}, {"name": "b", "port": 444}]}},
     })
 }
 
@@ -112,6 +112,18 @@ fn each_rule_says_where_and_what() {
             json!("x"),
             "spec.apiServer.statefulset.metadata.name: Unsupported value: \"x\": supported values: \"apiserver\"",
         ),
+    ] {
+        assert_eq!(with(pointer, value), [fault], "{pointer}");
+    }
+    assert_eq!(
+        told(&json!([1]), None).0,
+        ["spec: Required value: the templates of tenants"]
+    );
+}
+
+#[test]
+fn each_rule_of_services_says_where_and_what() {
+    for (pointer, value, fault) in [
         (
             "/apiServer/service/apiVersion",
             json!("apps/v1"),
@@ -131,6 +143,21 @@ fn each_rule_says_where_and_what() {
             "/apiServer/service/metadata/name",
             json!("-a"),
             "spec.apiServer.service.metadata.name: Invalid value: \"-a\": must be a DNS label: lower-case letters, digits and '-', no '-' at its ends, at most 63 characters",
+        ),
+        (
+            "/apiServer/service/metadata/name",
+            json!("etcd"),
+            "spec.apiServer.service.metadata.name: Duplicate value: \"etcd\"",
+        ),
+        (
+            "/apiServer/service/spec/clusterIP",
+            json!("none"),
+            "spec.apiServer.service.spec.clusterIP: Invalid value: \"none\": must be empty, \"None\" or an IP address",
+        ),
+        (
+            "/apiServer/service/spec/ports/0",
+            json!({"name": "a", "port": 1, "nodePort": 99999}),
+            "spec.apiServer.service.spec.ports[0].nodePort: Invalid value: 99999: must be between 1 and 65535, inclusive",
         ),
         (
             "/apiServer/service/spec/ports/0",
@@ -155,10 +182,6 @@ fn each_rule_says_where_and_what() {
     ] {
         assert_eq!(with(pointer, value), [fault], "{pointer}");
     }
-    assert_eq!(
-        told(&json!([1]), None).0,
-        ["spec: Required value: the templates of tenants"]
-    );
 }
 
 #[test]
@@ -279,6 +302,10 @@ fn what_works_but_hurts() {
     spec["apiServer"]["statefulset"]["spec"]["updateStrategy"] =
         json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 1}});
     spec["apiServer"]["statefulSet"] = json!({});
+    spec["apiServer"]["statefulset"]["spec"]["replicas"] = json!(0);
+    spec["apiServer"]["service"]["spec"] =
+        json!({"clusterIP": "10.0.0.1", "ports": [{"port": 1, "nodePort": 30000}]});
+    spec["etcd"]["statefulset"]["spec"]["serviceName"] = json!("other");
     spec["extra"] = json!(1);
     let (faults, warnings) = told(&spec, None);
     assert!(faults.is_empty(), "{faults:?}");
@@ -287,12 +314,17 @@ fn what_works_but_hurts() {
         [
             "spec.etcd.statefulset.spec.replicas: 2 members tolerate no more losses than 1",
             "spec.etcd.statefulset: no persistent volume: the tenant's data is lost with its pod; use spec.volumeClaimTemplates",
+            "spec.etcd.statefulset.spec.serviceName: is not the name of the Service, by which members find each other",
             "spec.apiServer.statefulSet: unknown, and ignored; did you mean \"statefulset\"?",
+            "spec.apiServer.statefulset.spec.replicas: 0: a tenant without an apiserver never runs",
             "spec.apiServer.statefulset.spec.updateStrategy.rollingUpdate.partition: 1: an upgrade is never complete, as pods below it keep what they run",
+            "spec.apiServer.service.spec.ports[0].nodePort: one Service only can have it, so one tenant",
+            "spec.apiServer.service.spec.clusterIP: one Service only can have it, so one tenant",
+            "spec.apiServer.service.spec.selector: chooses none of the pods of the StatefulSet, so that nobody reaches them by it",
             "spec.extra: unknown, and ignored",
         ]
     );
     spec["etcd"]["statefulset"]["spec"]["template"]["spec"]["volumes"] =
         json!([{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]);
-    assert_eq!(told(&spec, None).1.len(), 4);
+    assert_eq!(told(&spec, None).1.len(), 9);
 }
