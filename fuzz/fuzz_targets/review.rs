@@ -5,8 +5,11 @@
 
 #![no_main]
 
+use std::collections::BTreeMap;
+
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use serde_json::{Value, json};
+use vc_manager::admission::cluster::User;
 use vc_manager::admission::cluster_version::{self, default, frozen, rules, trial, versions};
 use vc_manager::admission::review::Review;
 use vc_manager::admission::verdict::{Findings, Verdict};
@@ -63,6 +66,14 @@ fn mutated(review: &Review) {
     assert_eq!(before, patched);
 }
 
+/// One that has no revision yet, so that the stored text is what counts.
+fn tenant() -> User {
+    User {
+        key: "namespace/name".into(),
+        pins: Vec::new(),
+    }
+}
+
 /// The rules hold for any spec, and what they find can be told.
 fn validated(review: &Review) {
     let (object, old) = (review.object.as_ref(), review.old_object.as_ref());
@@ -82,7 +93,7 @@ fn validated(review: &Review) {
     let mut faults = found.faults;
     if let Some(old) = old {
         warnings.extend(versions::warnings(spec, old));
-        faults.extend(frozen::faults(&frozen::changed(spec, old), 1));
+        faults.extend(frozen::faults(spec, old, &[tenant()], &BTreeMap::new()));
         if spec == old && spec.is_object() {
             assert!(
                 faults.is_empty() && trials.is_empty(),
