@@ -120,7 +120,7 @@ if [ "$DEMO_CLUSTER" = ours ]; then
     die demo "needs root on Debian 12 to bring up a cluster here, or KUBECONFIG for one that exists"
   fi
   echo "The demo of vc-manager, on a Kubernetes of one node that is brought up on this machine."
-  echo "The first run compiles Kubernetes (about 20 minutes on 2 cores); later ones take about two minutes."
+  echo "The first run compiles Kubernetes (about a quarter of an hour on two cores); later ones take about two minutes."
   "$VCM_CLUSTER_DIR/packages.sh"
   "$VCM_CLUSTER_DIR/build-tools.sh"
   "$VCM_CLUSTER_DIR/images.sh"
