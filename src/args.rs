@@ -15,7 +15,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueE
 use tracing_subscriber::EnvFilter;
 
 use crate::admission::configuration::WebhookConfig;
-use crate::api::root_namespace::MAX_LENGTH;
+use crate::api::names::is_dns_label;
 use crate::features::{FeatureGateError, FeatureGates};
 use crate::server::listen::ListenAddr;
 
@@ -527,9 +527,7 @@ fn certificate_life(text: &str) -> Result<Duration, &'static str> {
 }
 
 fn namespace(text: &str) -> Result<String, &'static str> {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = text.len() <= MAX_LENGTH && text.bytes().all(is_inner);
-    if is_label && !text.is_empty() && !text.starts_with('-') && !text.ends_with('-') {
+    if is_dns_label(text) {
         Ok(text.to_owned())
     } else {
         Err("must be the name of a namespace")

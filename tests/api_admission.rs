@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use support::{
     PATIENCE, samples, templates,
-    webhook::{Printed, Webhooked, files},
+    webhook::{Printed, Webhooked},
 };
 
 /// The API server and the manager that all tests share, registered with it; and how it was before.
@@ -602,7 +602,7 @@ fn samples_of_the_go_manager() {
         "pre-pr301/sampleswithspec",
         "adapted",
     ] {
-        for file in files(&folder.join(set)) {
+        for file in samples::files(&folder.join(set)) {
             let name = file
                 .file_name()
                 .unwrap_or_default()

@@ -820,8 +820,8 @@ async fn samples_and_leftovers_of_the_go_manager_are_accepted() {
         return;
     };
     let scope = Scope::new("samples").await;
-    let mut files = Vec::new();
-    collect(&folder, &mut files);
+    let mut files = samples::files(&folder);
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     let mut checked = 0;
     for file in &files {
         let text = std::fs::read_to_string(file).unwrap();
@@ -857,18 +857,6 @@ async fn samples_and_leftovers_of_the_go_manager_are_accepted() {
     );
 }
 
-fn collect(folder: &std::path::Path, files: &mut Vec<std::path::PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "yaml") {
-            files.push(path);
-        }
-    }
-}
-
-/// Stores the object under another name, its status too, and compares all but the metadata that servers set.
 /// Whether an embedded object of a ClusterVersion lacks the right apiVersion or kind, as in the oldest samples.
 fn is_untyped(value: &Value) -> bool {
     let right = [
@@ -883,6 +871,7 @@ fn is_untyped(value: &Value) -> bool {
     })
 }
 
+/// Stores the object under another name, its status too, and compares all but the metadata that servers set.
 async fn check_sample(scope: &Scope, kind: &str, mut value: Value, name: &str, file: &str) {
     let gvk = GroupVersionKind::gvk("tenancy.x-k8s.io", "v1alpha1", kind);
     let resource = ApiResource::from_gvk(&gvk);

@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PostParams},
 };
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::Instant};
@@ -22,7 +22,7 @@ use super::cluster_version::trial::{self, Outcome, Trial};
 use crate::{
     api::{ClusterVersion, FIELD_MANAGER, FieldError, VirtualCluster, names::is_object_name},
     client::{CallError, deadline},
-    controller::render::Kind,
+    controller::{kubernetes::apply_params, render::Kind},
 };
 
 /// Questions that may be under way at once; others wait for their turn, which counts as asking.
@@ -203,13 +203,10 @@ impl Questions<'_> {
         };
         let api = Api::<DynamicObject>::namespaced_with(self.cluster.client.clone(), self.namespace(), &kind);
         let name = trial.object["metadata"]["name"].as_str().unwrap_or_default();
-        let params = PatchParams {
-            dry_run: true,
-            force: true,
-            field_manager: Some(FIELD_MANAGER.into()),
-            field_validation: Some(ValidationDirective::Strict),
-        };
-        let outcome = match api.patch(name, &params, &Patch::Apply(&trial.object)).await {
+        let outcome = match api
+            .patch(name, &apply_params(true), &Patch::Apply(&trial.object))
+            .await
+        {
             Ok(_) => return Outcome::Accepted,
             Err(kube::Error::Api(status)) => trial::outcome(&trial.path, &status),
             Err(error) => return Outcome::Untold(error.to_string()),

@@ -130,10 +130,14 @@ impl FieldError {
 
 /// A value as the API server shows it: a text in quotes, all else as JSON; shortened.
 fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(SHOWN) {
+    shortened(&value.to_string(), SHOWN)
+}
+
+/// `text`, cut after so many characters.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
+        None => text.to_owned(),
     }
 }
 

@@ -201,12 +201,7 @@ impl Kubernetes {
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        let params = PatchParams {
-            dry_run,
-            force: true,
-            field_manager: Some(FIELD_MANAGER.into()),
-            field_validation: Some(ValidationDirective::Strict),
-        };
+        let params = apply_params(dry_run);
         let what = format!("apply {} {namespace}/{name}", K::kind(&()));
         let api = self.namespaced::<K>(namespace);
         self.call(what, api.patch(name, &params, &Patch::Apply(value)))
@@ -294,6 +289,17 @@ impl Kubernetes {
             }
         }
         None
+    }
+}
+
+/// How objects of tenants are applied; what is tried beforehand must be tried in the same way.
+#[must_use]
+pub fn apply_params(dry_run: bool) -> PatchParams {
+    PatchParams {
+        dry_run,
+        force: true,
+        field_manager: Some(FIELD_MANAGER.into()),
+        field_validation: Some(ValidationDirective::Strict),
     }
 }
 

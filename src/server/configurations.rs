@@ -22,19 +22,13 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::upkeep::{self, Pauses};
-use crate::admission::configuration::{
-    MUTATE_CLUSTER_VERSION, MUTATING_CONFIGURATION, VALIDATE_CLUSTER_VERSION, VALIDATE_VIRTUAL_CLUSTER,
-    VALIDATING_CONFIGURATION,
+use crate::admission::{
+    self,
+    configuration::{MUTATING_CONFIGURATION, VALIDATING_CONFIGURATION},
 };
 use crate::client::{CallError, deadline};
 use crate::pki::CertificateInfo;
 
-/// Names of our webhooks.
-const OURS: [&str; 3] = [
-    MUTATE_CLUSTER_VERSION,
-    VALIDATE_CLUSTER_VERSION,
-    VALIDATE_VIRTUAL_CLUSTER,
-];
 /// How the annotations begin by which cert-manager's injector is told to write `caBundle`s.
 const INJECTED: &str = "cert-manager.io/inject-";
 
@@ -248,7 +242,11 @@ impl Configuration {
             resource_version: metadata.resource_version.unwrap_or_default(),
             injected: annotations.keys().any(|key| key.starts_with(INJECTED)),
             webhooks: webhooks
-                .filter(|webhook| OURS.contains(&webhook.name.as_str()))
+                .filter(|webhook| {
+                    admission::Webhook::ALL
+                        .iter()
+                        .any(|ours| ours.name() == webhook.name)
+                })
                 .collect(),
         }
     }

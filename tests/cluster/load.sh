@@ -25,7 +25,8 @@ path=/mutate-tenancy-x-k8s-io-v1alpha1-clusterversion
 # How much more than idle is too much, in KiB.
 memory_limit=$((15 * 1024))
 
-need_programs load jq curl openssl taskset "$binary" "$VCM_ETCD" "$VCM_KUBE_APISERVER" "$VCM_KUBECTL"
+[ -x "$binary" ] || die load "$binary is missing: run 'make image' first"
+need_programs load jq curl openssl taskset "$VCM_ETCD" "$VCM_KUBE_APISERVER" "$VCM_KUBECTL"
 "$VCM_CLUSTER_DIR/build-tools.sh" vegeta webhook-go
 
 # --- What is started, and ended ---------------------------------------------------------

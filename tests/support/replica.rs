@@ -30,7 +30,8 @@ pub struct Replica {
     log: PathBuf,
 }
 
-fn free_port() -> u16 {
+/// A port nobody listens on.
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

@@ -16,3 +16,18 @@ pub fn of_the_go_manager() -> Option<PathBuf> {
     );
     None
 }
+
+/// All files below `dir`, in order.
+pub fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            all.extend(files(&path));
+        } else {
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::Write as _,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -18,9 +17,7 @@ use vc_manager::{
     pki::{Authority, ExtendedUsage, KeyAlgorithm, LeafRequest, Validity},
 };
 
-use super::{ApiServer, PATIENCE};
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vc-manager");
+use super::{ApiServer, PATIENCE, PROGRAM, replica::free_port};
 
 /// An API server whose definitions have no rules of their own, and a manager that it asks. What is refused is thus
 /// refused by the webhooks.
@@ -244,27 +241,6 @@ fn without_rules(definition: CustomResourceDefinition) -> CustomResourceDefiniti
             json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     }
     serde_json::from_value(value).expect("a definition")
-}
-
-/// A port nobody listens on.
-pub fn free_port() -> u16 {
-    let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    socket.local_addr().expect("bound").port()
-}
-
-/// All files below `dir`, in order.
-pub fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            all.extend(files(&path));
-        } else {
-            all.push(path);
-        }
-    }
-    all.sort();
-    all
 }
 
 /// The body of a GET over TLS, by curl.

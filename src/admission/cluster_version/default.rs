@@ -8,6 +8,7 @@ use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation};
 use serde_json::{Value, json};
 
+use super::rules::same;
 use crate::api::Component;
 
 const ROLLING_UPDATE: &str = "RollingUpdate";
@@ -22,7 +23,7 @@ pub fn patch(spec: &Value, old: Option<&Value>) -> (Vec<PatchOperation>, Vec<Str
     let mut warnings = Vec::new();
     for component in Component::ALL {
         let bundle = spec.get(component.spec_key());
-        if old.is_some_and(|old| old.get(component.spec_key()) == bundle) {
+        if old.is_some_and(|old| same(old.get(component.spec_key()), bundle)) {
             continue;
         }
         let set = bundle.and_then(|bundle| bundle.get("statefulset"));

@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 
 use super::{policy, quantity::quantity};
 use crate::admission::verdict::Findings;
-use crate::api::{Component, FieldError, template::Template};
-
-/// Longest name of a Service, which is a DNS label.
-const MAX_LABEL: usize = 63;
+use crate::api::{
+    Component, FieldError,
+    names::{MAX_LABEL, is_dns_label},
+    template::Template,
+};
 
 /// Checks `spec`. In an update `old` is what stands there now: what has not changed is not refused again, as in the
 /// API server's own ratcheting (KEP-4008), so that an object older than a rule can still be worked with.
@@ -83,8 +84,7 @@ pub(super) fn rank(field: &str) -> usize {
 }
 
 /// Whether the bundle that `field` is in is the same in both.
-#[must_use]
-pub fn unchanged(field: &str, spec: &Value, old: &Value) -> bool {
+fn unchanged(field: &str, spec: &Value, old: &Value) -> bool {
     field
         .split('.')
         .nth(1)
@@ -144,10 +144,8 @@ impl<'a> Bundle<'a> {
     /// What StatefulSet and Service have to do with each other.
     fn together(&self, path: &str, bundle: &Map<String, Value>, service: &Value, warnings: &mut Vec<String>) {
         let set = bundle.get("statefulset").unwrap_or(&Value::Null);
-        let labels = &set["spec"]["template"]["metadata"]["labels"];
         let chosen = service["spec"]["selector"].as_object();
-        let matches = |(key, value): (&String, &Value)| labels.get(key.as_str()) == Some(value);
-        if !chosen.is_some_and(|chosen| !chosen.is_empty() && chosen.iter().all(matches)) {
+        if !chosen.is_some_and(|chosen| !chosen.is_empty() && has_labels(&set["spec"]["template"], chosen)) {
             warnings.push(format!(
                 "{path}.spec.selector: chooses none of the pods of the StatefulSet, so that nobody reaches them by it"
             ));
@@ -227,17 +225,21 @@ impl<'a> Bundle<'a> {
 fn declared(path: &str, object: &Value, api_version: &str, kind: &str, faults: &mut Vec<FieldError>) {
     for (key, right) in [("apiVersion", api_version), ("kind", kind)] {
         let field = format!("{path}.{key}");
-        match object.get(key) {
-            None | Some(Value::Null) => {
-                faults.push(FieldError::required(field, format_args!("must be {right:?}")));
-            }
-            Some(Value::String(text)) if text.is_empty() => {
-                faults.push(FieldError::required(field, format_args!("must be {right:?}")));
-            }
-            Some(value) if value != right => faults.push(FieldError::not_supported(field, value, &[right])),
-            Some(_) => {}
+        let value = object.get(key).unwrap_or(&Value::Null);
+        if value.is_null() || value == "" {
+            faults.push(FieldError::required(field, format_args!("must be {right:?}")));
+        } else if value != right {
+            faults.push(FieldError::not_supported(field, value, &[right]));
         }
     }
+}
+
+/// Whether all of `chosen` is among the labels of a StatefulSet's pods.
+fn has_labels(pods: &Value, chosen: &Map<String, Value>) -> bool {
+    let labels = &pods["metadata"]["labels"];
+    chosen
+        .iter()
+        .all(|(key, value)| labels.get(key.as_str()) == Some(value))
 }
 
 /// The selector has to choose the pods that are made.
@@ -256,14 +258,10 @@ fn selector(path: &str, spec: &Value, faults: &mut Vec<FieldError>) {
         }
         return;
     };
-    let labels = &spec["template"]["metadata"]["labels"];
-    if chosen
-        .iter()
-        .any(|(key, value)| labels.get(key.as_str()) != Some(value))
-    {
+    if !has_labels(&spec["template"], chosen) {
         faults.push(FieldError::invalid(
             format!("{path}.spec.template.metadata.labels"),
-            labels,
+            &spec["template"]["metadata"]["labels"],
             "`selector` does not match template `labels`",
         ));
     }
@@ -301,7 +299,8 @@ fn container_rules(path: &str, container: &Value, faults: &mut Vec<FieldError>) 
 fn service_rules(path: &str, service: &Value, faults: &mut Vec<FieldError>, warnings: &mut Vec<String>) {
     if let Some(name) = service["metadata"]["name"].as_str()
         && !name.is_empty()
-        && !is_service_name(name)
+        // Whether a digit may come first depends on the version of Kubernetes, which is asked.
+        && !is_dns_label(name)
     {
         faults.push(FieldError::invalid(
             format!("{path}.metadata.name"),
@@ -365,16 +364,6 @@ fn port_number(field: &str, value: &Value, faults: &mut Vec<FieldError>) {
             "must be between 1 and 65535, inclusive",
         ));
     }
-}
-
-/// DNS label. Whether a digit may come first depends on the version of Kubernetes, which is asked.
-fn is_service_name(name: &str) -> bool {
-    name.len() <= MAX_LABEL
-        && !name.starts_with('-')
-        && !name.ends_with('-')
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
 /// Whether there is a volume that outlives a pod: a claim, or one of the pod's volumes that is neither made with the

@@ -9,9 +9,12 @@ use std::net::IpAddr;
 use kube::core::Status;
 use serde_json::Value;
 
-use super::rules;
+use super::rules::same;
 use crate::{
-    api::{Component, FieldError, field::FieldErrorReason},
+    api::{
+        Component, FieldError,
+        field::{self, FieldErrorReason},
+    },
     client::is_misshapen,
     controller::render::{self, Kind},
 };
@@ -36,15 +39,15 @@ pub struct Trial {
 pub fn trials(spec: &Value, old: Option<&Value>, namespace: &str) -> Vec<Trial> {
     let mut trials = Vec::new();
     for component in Component::ALL {
-        let bundle_path = format!("spec.{}", component.spec_key());
-        if old.is_some_and(|old| rules::unchanged(&bundle_path, spec, old)) {
+        let key = component.spec_key();
+        if old.is_some_and(|old| same(spec.get(key), old.get(key))) {
             continue;
         }
-        let Some(bundle) = spec.get(component.spec_key()) else {
+        let Some(bundle) = spec.get(key) else {
             continue;
         };
-        for (key, kind) in [("statefulset", Kind::StatefulSet), ("service", Kind::Service)] {
-            let Some(object) = bundle.get(key).filter(|object| object.is_object()) else {
+        for (root, kind) in [("statefulset", Kind::StatefulSet), ("service", Kind::Service)] {
+            let Some(object) = bundle.get(root).filter(|object| object.is_object()) else {
                 continue;
             };
             let mut object = render::placed(object.clone(), kind, namespace);
@@ -53,7 +56,7 @@ pub fn trials(spec: &Value, old: Option<&Value>, namespace: &str) -> Vec<Trial> 
                 Kind::Service => prepare_service(&mut object),
             }
             trials.push(Trial {
-                path: format!("{bundle_path}.{key}"),
+                path: format!("spec.{key}.{root}"),
                 kind,
                 object,
             });
@@ -189,10 +192,7 @@ fn unplaced(path: &str, message: &str) -> FieldError {
 }
 
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_TEXT) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
+    field::shortened(text, MAX_TEXT)
 }
 
 /// Faults in the shape of an object and those that were found besides. The same duplicate is told by both.
@@ -220,9 +220,7 @@ pub fn merged(own: Vec<FieldError>, tried: Vec<FieldError>) -> Vec<FieldError> {
         })
     };
     let new: Vec<_> = tried.into_iter().filter(|fault| !known(fault)).collect();
-    let mut all: Vec<_> = own.into_iter().chain(new).collect();
-    all.sort_by_key(|fault| rules::rank(&fault.field));
-    all
+    own.into_iter().chain(new).collect()
 }
 
 /// Whether a path is that of a whole embedded object.
