@@ -15,6 +15,11 @@ demo: ## Show three tenants, two of them upgraded, on a cluster brought up here 
 test: ## Run every test, real cluster included (root, Debian 12); ARGS="..." goes to cargo test
 	@$(CLUSTER)/test.sh $(ARGS)
 
+.PHONY: measure-fleet
+measure-fleet: ## Print what a thousand tenants of the Go manager cost: to take over, and at rest (half an hour)
+	@. $(CLUSTER)/env.sh && use_cargo_target && \
+	  VCM_FLEET=1000 VCM_FLEET_SECONDS=300 cargo test --locked --test api_adoption -- --nocapture a_fleet
+
 .PHONY: measure
 measure: ## Print the manager's figures: API writes, times, memory (needs `make cluster image`)
 	@$(CLUSTER)/measure.sh

@@ -86,6 +86,8 @@ pub struct ManagerConfig {
     pub tenant_probe: bool,
     /// Key type of the leaf certificates issued to tenants.
     pub leaf_key_algorithm: LeafKeyAlgorithm,
+    /// Longest life of a leaf certificate issued to a tenant, whatever `spec.pkiExpireDays` says; `None`: no limit.
+    pub max_certificate_life: Option<Duration>,
     /// Optional behaviours.
     pub features: FeatureGates,
     /// Logging.
@@ -232,6 +234,9 @@ struct Cli {
     /// Key type of tenants' leaf certificates
     #[arg(long, value_name = "TYPE", default_value = "ecdsa-p256", value_enum)]
     leaf_key_algorithm: LeafKeyAlgorithm,
+    /// Longest life of a tenant's leaf certificates, whatever their spec.pkiExpireDays says
+    #[arg(long, value_name = "DURATION", value_parser = certificate_life)]
+    max_certificate_life: Option<Duration>,
     /// How long one component of a tenant may take to become ready (as in 10m, 1h30m, 1.5s)
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = positive_duration)]
     provisioner_timeout: Duration,
@@ -417,6 +422,7 @@ impl Cli {
             max_upgrading_tenants: self.max_upgrading_tenants,
             tenant_probe: self.tenant_probe,
             leaf_key_algorithm: self.leaf_key_algorithm,
+            max_certificate_life: self.max_certificate_life,
             features,
             log: LogConfig {
                 format: self.log_format,

@@ -4,6 +4,8 @@
 //! while the gate `ClusterVersionPartialUpgrade` is on. Their label `resource_version` takes a new value with every
 //! edit of a `ClusterVersion`; [`Metrics::drop_superseded`] keeps the number of series bounded.
 
+mod upkeep;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +15,8 @@ use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
+
+pub use upkeep::{End, UpkeepMetrics};
 
 use crate::build_info;
 
@@ -78,6 +82,7 @@ struct UpgradeMetrics {
 pub struct Metrics {
     registry: Registry,
     upgrades: Option<UpgradeMetrics>,
+    upkeep: UpkeepMetrics,
     virtual_clusters: IntGaugeVec,
     /// Phases that have a series.
     phases: Mutex<BTreeSet<String>>,
@@ -119,6 +124,7 @@ impl Metrics {
             .set(1);
         Ok(Self {
             upgrades,
+            upkeep: UpkeepMetrics::new(&registry)?,
             phases: Mutex::default(),
             virtual_clusters: register(
                 &registry,
@@ -193,6 +199,12 @@ impl Metrics {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// The families of tenants that run.
+    #[must_use]
+    pub fn upkeep(&self) -> &UpkeepMetrics {
+        &self.upkeep
     }
 
     /// Notes the end of an upgrade attempt. `resource_version` is the applied version's label value, empty if there

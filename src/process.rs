@@ -107,6 +107,7 @@ async fn manage(config: ManagerConfig) -> anyhow::Result<()> {
     }
 
     let context = controller::Setup {
+        clock: controller::Clock::system(),
         client: client.clone(),
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),

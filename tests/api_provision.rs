@@ -974,6 +974,7 @@ async fn start(client: &Client) -> anyhow::Result<()> {
         panic!("flags")
     };
     let setup = Setup {
+        clock: vc_manager::controller::Clock::system(),
         client: client.clone(),
         config: Arc::from(config),
         metrics: Arc::new(Metrics::new(false).unwrap()),

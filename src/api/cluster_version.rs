@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::{Component, schema};
+use super::{Component, schema, virtual_cluster::CertificatePolicy};
 use crate::hex;
 
 /// What a ClusterVersion says, as raw JSON.
@@ -66,6 +66,19 @@ impl ClusterVersionSpec {
         let mut content = self.raw.clone();
         content.remove(UPGRADE_POLICY);
         Value::Object(content)
+    }
+
+    /// Which leaf certificates upgrades to this ClusterVersion refresh. What is no known value, which admission
+    /// refuses, is the default.
+    #[must_use]
+    pub fn certificate_policy(&self) -> CertificatePolicy {
+        let policy = self
+            .raw
+            .get(UPGRADE_POLICY)
+            .and_then(|policy| policy.get("certificates"));
+        policy
+            .and_then(|value| CertificatePolicy::deserialize(value).ok())
+            .unwrap_or_default()
     }
 
     /// Identity of the content: SHA-256 in hex over its canonical JSON.

@@ -35,6 +35,8 @@ pub const RENDERED_HASH: &str = "tenancy.x-k8s.io/rendered-hash";
 ///
 /// After a crash in the middle of an upgrade it tells which certificates were refreshed already.
 pub const ISSUED_FOR: &str = "tenancy.x-k8s.io/issued-for";
+/// Annotation (ours) on a VirtualCluster, value `true`: its owner accepts that an etcd which lost its data begins empty.
+pub const ACCEPT_EMPTY_ETCD: &str = "tenancy.x-k8s.io/accept-empty-etcd";
 /// Label (ours) on a ControllerRevision: uid of the ClusterVersion whose content it keeps.
 pub const CLUSTER_VERSION_UID: &str = "tenancy.x-k8s.io/cluster-version-uid";
 

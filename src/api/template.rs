@@ -91,10 +91,9 @@ impl Template {
     #[must_use]
     pub fn has_cluster_ip_service(&self) -> bool {
         let service = self.api_server.service.as_ref();
-        service
-            .and_then(|s| s.pointer("/spec/type"))
-            .and_then(Value::as_str)
-            == Some("ClusterIP")
+        let field = |path: &str| service.and_then(|s| s.pointer(path)).and_then(Value::as_str);
+        // A headless one has none.
+        field("/spec/type") == Some("ClusterIP") && field("/spec/clusterIP") != Some("None")
     }
 }
 

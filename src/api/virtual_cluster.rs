@@ -25,6 +25,7 @@ use super::labels;
     printcolumn = r#"{"name":"Upgrade","type":"string","jsonPath":".status.upgrade.step"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"ClusterNamespace","type":"string","jsonPath":".status.clusterNamespace","priority":1}"#,
+    printcolumn = r#"{"name":"CertificatesUntil","type":"string","jsonPath":".status.certificates.notAfter","priority":1}"#,
     printcolumn = r#"{"name":"Endpoint","type":"string","jsonPath":".status.endpoint","priority":1}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -51,6 +52,10 @@ pub struct VirtualClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub pki_expire_days: Option<i64>,
+    /// While true, no upgrade begins and nothing that was changed by hand is put back. Certificates are renewed all the
+    /// same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Prefixes of labels and annotations that the syncer copies from the super cluster back to the tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transparent_meta_prefixes: Option<Vec<String>>,
@@ -94,7 +99,7 @@ pub struct VirtualClusterStatus {
     /// Reason for the phase.
     #[serde(default)]
     pub reason: String,
-    /// Conditions by type: Ready, Upgrading. Entries without a type were written by the Go manager.
+    /// Conditions by type: `Ready`, `Upgrading`, `CertificatesValid`, `RootCANearsExpiry`, `Drifted`. Entries without a type were written by the Go manager.
     // No limit in the schema: early builds of the Go manager appended without bound, and those objects are valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -117,6 +122,30 @@ pub struct VirtualClusterStatus {
     /// URL of the tenant's API inside the super cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// The tenant's certificates, as they were last looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<CertificatesStatus>,
+}
+
+/// What is known of the credentials of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificatesStatus {
+    /// When the first of the leaf certificates ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_after: Option<Time>,
+    /// When the first of the leaf certificates is renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renew_at: Option<Time>,
+    /// When the root CA ends. It is never replaced by the manager.
+    #[serde(rename = "rootCANotAfter", default, skip_serializing_if = "Option::is_none")]
+    pub root_ca_not_after: Option<Time>,
+    /// Hash of the root CA's certificate. A root CA with another is not worked with until this says so.
+    #[serde(rename = "rootCAHash", default, skip_serializing_if = "Option::is_none")]
+    pub root_ca_hash: Option<String>,
+    /// Hash of the public half of the service-account key. A key with another is not worked with until this says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_key_hash: Option<String>,
 }
 
 /// A condition. As `metav1.Condition`, but for the entries of the Go manager, which have no type.
@@ -155,6 +184,13 @@ pub struct RevisionStatus {
     /// The last revision it was healthy on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_good: Option<String>,
+    /// The revision that etcd is made from, where that is not `current`: an upgrade does not touch etcd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<String>,
+    /// Whether `current` was recorded from what the Go manager had made. Until its first upgrade such a tenant is left
+    /// as it is: only its certificates are renewed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
 }
 
 /// Bookkeeping of a tenant that has not been Running yet.
@@ -204,6 +240,20 @@ pub struct UpgradeStatus {
     /// What the step waits for, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
+    /// Which leaf certificates this upgrade refreshes: `spec.upgradePolicy.certificates` of the ClusterVersion when it
+    /// began.
+    #[serde(default)]
+    pub certificates: CertificatePolicy,
+}
+
+/// Which leaf certificates an upgrade refreshes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CertificatePolicy {
+    /// All but etcd's, as the Go manager did.
+    #[default]
+    Always,
+    /// Those that are due, or no longer fit. An upgrade that changes nothing else in a pod restarts nothing.
+    IfNeeded,
 }
 
 impl UpgradeStatus {
@@ -265,6 +315,36 @@ impl VirtualCluster {
     #[must_use]
     pub fn phase(&self) -> &str {
         self.status.as_ref().map_or("", |status| status.phase.as_str())
+    }
+
+    /// Whether it has been Running.
+    #[must_use]
+    pub fn has_run(&self) -> bool {
+        let revision = self.status.as_ref().and_then(|status| status.revision.as_ref());
+        revision.is_some_and(|revision| revision.current.is_some())
+    }
+
+    /// Whether its owner accepts that an etcd which lost its data begins empty.
+    #[must_use]
+    pub fn accepts_empty_etcd(&self) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        annotations
+            .and_then(|annotations| annotations.get(labels::ACCEPT_EMPTY_ETCD))
+            .map(String::as_str)
+            == Some("true")
+    }
+
+    /// The revision that its etcd is made from, where that is not the one it is pinned to.
+    #[must_use]
+    pub fn etcd_pin(&self) -> Option<&str> {
+        self.status.as_ref()?.revision.as_ref()?.etcd.as_deref()
+    }
+
+    /// Whether it runs what another manager made, and was not upgraded since.
+    #[must_use]
+    pub fn is_adopted(&self) -> bool {
+        let revision = self.status.as_ref().and_then(|status| status.revision.as_ref());
+        revision.is_some_and(|revision| revision.adopted)
     }
 
     /// The revision this tenant is rendered from: the one it runs, or, before it has been Running, the one it

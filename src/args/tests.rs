@@ -40,6 +40,7 @@ fn defaults() {
             max_starting_tenants: 2,
             max_upgrading_tenants: 10,
             tenant_probe: true,
+            max_certificate_life: None,
             leaf_key_algorithm: LeafKeyAlgorithm::EcdsaP256,
             features: FeatureGates::default(),
             log: LogConfig {

@@ -1,6 +1,6 @@
 //! Does what a plan says, in its order, and nothing it does not say. The first effect that fails ends the pass.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{Namespace, Secret},
@@ -10,17 +10,26 @@ use kube::Api;
 use serde_json::Value;
 
 use super::{
+    credentials::{life, names, server_of, validity},
     error::Error,
     kubernetes::Kubernetes,
-    plan::{Effect, Goal, Observed},
+    managed_fields,
+    plan::{self, Effect, Goal, Observed},
     render::{self, TenantSecret},
 };
-use crate::pki::{
-    self, Authority, CertifiedPair, EtcdNames, KeyAlgorithm, PkiError, TenantNames, Validity, kubeconfig,
-};
+use crate::pki::{self, Authority, CertifiedPair, KeyAlgorithm, PkiError, kubeconfig};
 
-/// Port in every kubeconfig, whatever the Service's port: the contract fixes it.
-const KUBECONFIG_PORT: u16 = 6443;
+/// How leaves are issued: the flags that say so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Issuing {
+    /// Kind of their keys.
+    pub(super) algorithm: KeyAlgorithm,
+    /// Limit of their life.
+    pub(super) max_life: Option<Duration>,
+    /// Whether what the VirtualCluster asks for and no certificate can have is left out: a tenant that runs must not run
+    /// out of certificates for it.
+    pub(super) lenient: bool,
+}
 
 /// Does one effect for the tenant of `goal`. `observed` is what the plan was made from.
 pub(super) async fn apply(
@@ -28,7 +37,7 @@ pub(super) async fn apply(
     goal: &Goal<'_>,
     observed: &Observed,
     effect: &Effect,
-    algorithm: KeyAlgorithm,
+    issuing: Issuing,
     now: Timestamp,
 ) -> Result<(), Error> {
     let root = &goal.tenant.root_namespace;
@@ -51,12 +60,24 @@ pub(super) async fn apply(
                 observed,
                 secrets,
                 attempt.as_deref(),
-                algorithm,
+                issuing,
                 now,
             )
             .await
         }
-        Effect::Apply(object) => kubernetes.apply(root, object, false).await,
+        Effect::Apply(object) | Effect::PutBack { object, .. } => {
+            if let Some(meta) = plan::stored(object, observed)
+                && let Some(entries) = managed_fields::migrated(meta, &render::GO_PROGRAMS)
+            {
+                kubernetes.own_fields(root, object, meta, &entries).await?;
+            }
+            kubernetes.apply(root, object, false).await.map(|_| ())
+        }
+        Effect::Restart(restart) => {
+            kubernetes
+                .patch_stateful_set(root, &restart.stateful_set, &restart.patch())
+                .await
+        }
         Effect::DeletePod(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, None).await,
         Effect::MakeRoom(pod) => kubernetes.delete_pod(root, &pod.pod, &pod.uid, Some(0)).await,
     }
@@ -69,7 +90,7 @@ async fn issue(
     observed: &Observed,
     secrets: &[TenantSecret],
     attempt: Option<&str>,
-    algorithm: KeyAlgorithm,
+    issuing: Issuing,
     now: Timestamp,
 ) -> Result<(), Error> {
     let root = &goal.tenant.root_namespace;
@@ -79,9 +100,15 @@ async fn issue(
             source: Box::new(source),
         }
     };
-    let names = names(goal, observed);
-    let validity =
-        Validity::from_expire_days(goal.tenant.pki_expire_days).map_err(failed(TenantSecret::ApiServer))?;
+    let mut names = names(goal, observed);
+    let validity = if issuing.lenient {
+        if pki::request(pki::Leaf::ApiServer, &names).is_err() {
+            names.external_domain = None;
+        }
+        life(goal, issuing.max_life)
+    } else {
+        validity(goal, issuing.max_life).map_err(failed(TenantSecret::ApiServer))?
+    };
     let server = server_of(goal, observed);
 
     let stored = observed.secrets.get(TenantSecret::RootCa.name());
@@ -113,7 +140,7 @@ async fn issue(
                 };
                 let request = pki::request(leaf, &names).map_err(failed(which))?;
                 let ca = Arc::clone(&ca.authority);
-                crypto(move || ca.issue(&request, algorithm, validity, now))
+                crypto(move || ca.issue(&request, issuing.algorithm, validity, now))
                     .await?
                     .map_err(failed(which))?
             }
@@ -136,22 +163,6 @@ async fn issue(
         }
         let value = render::secret(which, goal.tenant, &data, attempt);
         store(kubernetes, root, which, &value).await?;
-    }
-    Ok(())
-}
-
-/// What would keep credentials from being issued for the tenant of `goal`: told before an upgrade begins.
-pub(super) fn check_credentials(goal: &Goal<'_>, observed: &Observed, now: Timestamp) -> Result<(), Error> {
-    let root = &goal.tenant.root_namespace;
-    let failed = |what: String| {
-        move |source: PkiError| Error::Pki {
-            what,
-            source: Box::new(source),
-        }
-    };
-    Validity::from_expire_days(goal.tenant.pki_expire_days).map_err(failed("issue certificates".into()))?;
-    if let Some(secret) = observed.secrets.get(TenantSecret::RootCa.name()) {
-        load_authority(secret, now).map_err(failed(format!("use Secret {root}/root-ca")))?;
     }
     Ok(())
 }
@@ -198,51 +209,6 @@ async fn crypto<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| Error::Blocked(format!("the manager failed to make a key: {error}")))
-}
-
-fn names(goal: &Goal<'_>, observed: &Observed) -> TenantNames {
-    let template = goal.template;
-    TenantNames {
-        cluster_key: goal.tenant.root_namespace.clone(),
-        cluster_domain: goal.tenant.cluster_domain.clone(),
-        virtual_cluster: goal.tenant.name.clone(),
-        api_server_service: template.api_server_service.clone(),
-        api_server_ip: cluster_ip(goal, observed),
-        external_domain: goal.tenant.external_domain.clone(),
-        etcd: template
-            .etcd
-            .as_ref()
-            .zip(template.etcd_service.as_ref())
-            .map(|(etcd, service)| EtcdNames {
-                statefulset: etcd.stateful_set_name.clone(),
-                service: service.clone(),
-                replicas: etcd.replicas,
-            }),
-    }
-}
-
-/// The apiserver's address, if its Service is of type ClusterIP: it is then named in certificate and kubeconfigs.
-fn cluster_ip(goal: &Goal<'_>, observed: &Observed) -> Option<IpAddr> {
-    if !goal.template.has_cluster_ip_service() {
-        return None;
-    }
-    let service = observed.services.get(&goal.template.api_server_service)?;
-    service.spec.as_ref()?.cluster_ip.as_deref()?.parse().ok()
-}
-
-/// URL of the tenant's API inside the super cluster, as kubeconfigs and the status name it.
-#[must_use]
-pub(super) fn server_of(goal: &Goal<'_>, observed: &Observed) -> String {
-    let host = cluster_ip(goal, observed).map_or_else(
-        || {
-            format!(
-                "{}.{}",
-                goal.template.api_server_service, goal.tenant.root_namespace
-            )
-        },
-        |ip| ip.to_string(),
-    );
-    kubeconfig::server_url(&host, KUBECONFIG_PORT)
 }
 
 fn decode<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, Error> {

@@ -1,7 +1,5 @@
 //! Deletes a tenant: its root namespace, if it is provably this one's, and then the finalizer.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -10,12 +8,10 @@ use super::{
     Context, TenantKey,
     error::Error,
     render::{self, Tenant},
+    status, terminating,
     virtual_cluster::{Next, set_metadata},
 };
 use crate::api::{VirtualCluster, labels};
-
-/// How often a namespace that is on its way out is looked at.
-const TERMINATING_CHECK: Duration = Duration::from_secs(2);
 
 /// One pass for a VirtualCluster that is being deleted.
 pub(super) async fn reconcile(
@@ -50,15 +46,10 @@ pub(super) async fn reconcile(
                     "Delete",
                     format!("root namespace {root} is being deleted"),
                 );
-            } else if let Some(why) = remains(&namespace) {
-                context.events.warning(
-                    vc,
-                    "DeletionWaits",
-                    "Delete",
-                    format!("root namespace {root} is not gone yet: {why}"),
-                );
+            } else {
+                tell_what_remains(context, vc, &namespace).await?;
             }
-            return Ok(Next::In(TERMINATING_CHECK));
+            return Ok(Next::In(terminating::next_look(&namespace, context.now())));
         }
         let note = format!("namespace {root} is left alone: its annotations do not name this VirtualCluster");
         context.events.warning(vc, "NamespaceNotOurs", "Delete", note);
@@ -73,11 +64,22 @@ pub(super) async fn reconcile(
     Ok(Next::Gone)
 }
 
-/// What the namespace controller says keeps a namespace from going, beyond pods that take their time to stop.
-fn remains(namespace: &Namespace) -> Option<String> {
-    let conditions = namespace.status.as_ref()?.conditions.as_ref()?;
-    conditions
-        .iter()
-        .filter(|condition| condition.status == "True" && condition.type_ != "NamespaceContentRemaining")
-        .find_map(|condition| condition.message.clone())
+/// Says, in the status and as an Event, why the root namespace is not gone: once for each reason.
+async fn tell_what_remains(
+    context: &Context,
+    vc: &VirtualCluster,
+    namespace: &Namespace,
+) -> Result<(), Error> {
+    let now = context.now();
+    let Some(why) = terminating::report(namespace, now) else {
+        return Ok(());
+    };
+    let next = status::deleting(vc, &why, now);
+    if vc.status.as_ref() == Some(&next) {
+        return Ok(());
+    }
+    status::write(&context.kubernetes, vc, next).await?;
+    tracing::warn!(namespace = %namespace.name_any(), %why, "deletion waits");
+    context.events.warning(vc, "DeletionWaits", "Delete", why);
+    Ok(())
 }

@@ -75,7 +75,11 @@ pub(super) async fn reconcile(
             applied.extend(vc.label(labels::CLUSTER_VERSION_APPLIED).map(ToOwned::to_owned));
             let status = vc.status.unwrap_or_default();
             let pins = status.revision.unwrap_or_default();
-            used.extend([pins.current, pins.target, pins.last_good].into_iter().flatten());
+            used.extend(
+                [pins.current, pins.target, pins.last_good, pins.etcd]
+                    .into_iter()
+                    .flatten(),
+            );
         }
         context.metrics.drop_superseded(&name, &applied);
         if broken == 0 {

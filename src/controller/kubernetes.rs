@@ -8,16 +8,17 @@ use k8s_openapi::{
         apps::v1::StatefulSet,
         core::v1::{Namespace, Pod, Secret, Service},
     },
+    apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kube::{
     Api, Client, Resource,
     api::{
-        DeleteParams, ListParams, LogParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions,
-        ValidationDirective,
+        ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, ObjectMeta, Patch, PatchParams,
+        PostParams, Preconditions, ValidationDirective,
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     error::Error,
@@ -110,6 +111,24 @@ impl Kubernetes {
             .await
     }
 
+    /// Every object of the kind `K` in `namespace`, as JSON: with fields that `K` does not know.
+    pub async fn list_raw<K>(&self, namespace: &str) -> Result<Vec<Value>, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        let api = Api::<DynamicObject>::namespaced_with(
+            self.client.clone(),
+            namespace,
+            &ApiResource::erase::<K>(&()),
+        );
+        let what = format!("list {} in {namespace}", K::plural(&()));
+        let params = ListParams::default();
+        let objects = self.call(what.clone(), api.list(&params)).await?.items;
+        let raw = objects.into_iter().map(serde_json::to_value);
+        raw.collect::<Result<_, _>>()
+            .map_err(|error| Error::Blocked(format!("cannot {what}: {error}")))
+    }
+
     /// Makes an object that must not exist yet.
     pub async fn create<K>(&self, api: &Api<K>, object: &K) -> Result<K, Error>
     where
@@ -172,8 +191,14 @@ impl Kubernetes {
         .await
     }
 
-    /// Applies a rendered object in `namespace`, or only asks whether it would be accepted.
-    pub async fn apply(&self, namespace: &str, object: &Rendered, dry_run: bool) -> Result<(), Error> {
+    /// Applies a rendered object in `namespace`, or only asks whether it would be accepted. Its `resourceVersion` then:
+    /// the one it had, if nothing was to be changed.
+    pub async fn apply(
+        &self,
+        namespace: &str,
+        object: &Rendered,
+        dry_run: bool,
+    ) -> Result<Option<String>, Error> {
         match object.kind {
             Kind::StatefulSet => {
                 self.apply_as::<StatefulSet>(namespace, &object.name, &object.value, dry_run)
@@ -186,9 +211,51 @@ impl Kubernetes {
         }
     }
 
+    /// Replaces who owns what of the object that was read with `meta`.
+    pub async fn own_fields(
+        &self,
+        namespace: &str,
+        object: &Rendered,
+        meta: &ObjectMeta,
+        entries: &[ManagedFieldsEntry],
+    ) -> Result<(), Error> {
+        let patch = json!({"metadata": {
+            "resourceVersion": unchanged_since(meta),
+            "managedFields": entries,
+        }});
+        let name = &object.name;
+        match object.kind {
+            Kind::StatefulSet => {
+                let api = self.namespaced::<StatefulSet>(namespace);
+                self.merge(&api, name, &patch).await.map(|_| ())
+            }
+            Kind::Service => {
+                let api = self.namespaced::<Service>(namespace);
+                self.merge(&api, name, &patch).await.map(|_| ())
+            }
+        }
+    }
+
     /// Applies a Secret in `namespace`.
     pub async fn apply_secret(&self, namespace: &str, name: &str, value: &Value) -> Result<(), Error> {
-        self.apply_as::<Secret>(namespace, name, value, false).await
+        self.apply_as::<Secret>(namespace, name, value, false)
+            .await
+            .map(|_| ())
+    }
+
+    /// Merges `patch` into a StatefulSet, as the field manager that applies it.
+    pub async fn patch_stateful_set(&self, namespace: &str, name: &str, patch: &Value) -> Result<(), Error> {
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let api = self.namespaced::<StatefulSet>(namespace);
+        self.call(
+            format!("update StatefulSet {namespace}/{name}"),
+            api.patch(name, &params, &Patch::Merge(patch)),
+        )
+        .await
+        .map(|_| ())
     }
 
     async fn apply_as<K>(
@@ -197,7 +264,7 @@ impl Kubernetes {
         name: &str,
         value: &Value,
         dry_run: bool,
-    ) -> Result<(), Error>
+    ) -> Result<Option<String>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -206,7 +273,7 @@ impl Kubernetes {
         let api = self.namespaced::<K>(namespace);
         self.call(what, api.patch(name, &params, &Patch::Apply(value)))
             .await
-            .map(|_| ())
+            .map(|applied| applied.meta().resource_version.clone())
     }
 
     /// Deletes the very pod that was looked at. `grace` is in seconds; its own when absent.

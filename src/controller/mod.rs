@@ -8,32 +8,51 @@
 //! |---|---|
 //! | `run` | watches, who is reconciled when, backoff |
 //! | `virtual_cluster`, `cluster_version` | one pass for an object of the kind |
-//! | `provisioning`, `upgrade`, `cleanup` | the three things that happen to a tenant |
+//! | `provisioning`, `upkeep`, `upgrade`, `cleanup` | what happens to a tenant, from its making to its end |
+//! | `adoption` | takes over a tenant of the Go manager |
+//! | `orphans` | root namespaces whose VirtualCluster is gone |
+//! | `terminating` | why a root namespace does not go (pure) |
+//! | `repairs` | what was put back how often |
+//! | `credentials` | whether its keys and certificates are what they must be (pure) |
 //! | `observe`, `plan`, `apply`, `status` | the four parts of a pass |
 //! | `render` | objects of a root namespace (pure) |
+//! | `reload` | what components read again while they run, so that no restart is needed (pure) |
+//! | `managed_fields` | which fields of what we applied others have changed since (pure) |
+//! | `recorded` | the content of a ClusterVersion, recorded from what runs (pure) |
 //! | `rollout`, `diagnose`, `probe` | whether a component is up, why not, whether the tenant answers |
 //! | `revision` | contents of ClusterVersions as ControllerRevisions |
+//! | `tally` | how many tenants are in which state, for the metrics |
 //! | `pacing` | how many tenants start or upgrade at once |
 //! | `kubernetes`, `error`, `events` | calls with deadlines, what can go wrong, Events |
 
+mod adoption;
 mod apply;
 mod cleanup;
 mod cluster_version;
+pub mod credentials;
 pub mod diagnose;
 pub mod error;
 mod events;
 pub mod kubernetes;
+pub mod managed_fields;
 mod observe;
+pub mod orphans;
 mod pacing;
 pub mod plan;
 mod probe;
 mod provisioning;
+pub mod recorded;
+pub mod reload;
 pub mod render;
+mod repairs;
 mod revision;
 pub mod rollout;
 mod run;
 mod status;
+mod tally;
+mod terminating;
 mod upgrade;
+mod upkeep;
 mod virtual_cluster;
 
 use std::{
@@ -46,12 +65,20 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 
 use self::{
-    diagnose::Diagnosis, events::Events, kubernetes::Kubernetes, pacing::Turns, plan::Effect,
+    apply::Issuing,
+    diagnose::Diagnosis,
+    events::Events,
+    kubernetes::Kubernetes,
+    pacing::Turns,
+    plan::{Effect, Goal},
+    render::Tenant,
+    repairs::Repairs,
     revision::Revisions,
 };
 use crate::{
-    api::VirtualCluster,
+    api::{VirtualCluster, template::Template},
     args::{LeafKeyAlgorithm, ManagerConfig},
+    features::Feature,
     metrics::Metrics,
     pki::KeyAlgorithm,
 };
@@ -79,27 +106,41 @@ struct Context {
     metrics: Arc<Metrics>,
     events: Events,
     revisions: Revisions,
+    clock: Clock,
+    repairs: Repairs,
     tenants: Tenants,
     starting: Turns<TenantKey>,
     upgrading: Turns<TenantKey>,
+    /// Tenants whose pods are replaced, other than by an upgrade.
+    restarting: Turns<TenantKey>,
 }
 
 impl Context {
     /// The one place that asks what time it is.
-    #[allow(
-        clippy::unused_self,
-        reason = "passes take the time from their context, not from the system"
-    )]
     fn now(&self) -> Timestamp {
         // The API server keeps whole seconds: what is compared with a stored time must be no finer.
-        let now = Timestamp::now();
+        let now = self.clock.now();
         Timestamp::from_second(now.as_second()).unwrap_or(now)
     }
 
-    fn leaf_key_algorithm(&self) -> KeyAlgorithm {
-        match self.config.leaf_key_algorithm {
-            LeafKeyAlgorithm::EcdsaP256 => KeyAlgorithm::EcdsaP256,
-            LeafKeyAlgorithm::Rsa2048 => KeyAlgorithm::Rsa2048,
+    fn issuing(&self) -> Issuing {
+        Issuing {
+            algorithm: match self.config.leaf_key_algorithm {
+                LeafKeyAlgorithm::EcdsaP256 => KeyAlgorithm::EcdsaP256,
+                LeafKeyAlgorithm::Rsa2048 => KeyAlgorithm::Rsa2048,
+            },
+            max_life: self.config.max_certificate_life,
+            lenient: false,
+        }
+    }
+
+    /// What a tenant is made from: the revision `revision`, whose content is `template`.
+    fn goal<'a>(&self, tenant: &'a Tenant, template: &'a Template, revision: &'a str) -> Goal<'a> {
+        Goal {
+            tenant,
+            template,
+            revision,
+            super_cluster_labelling: self.config.features.enabled(Feature::SuperClusterLabelling),
         }
     }
 
@@ -130,12 +171,42 @@ impl Context {
         let now = Instant::now();
         self.starting.give_back(key, now);
         self.upgrading.give_back(key, now);
+        self.restarting.give_back(key, now);
     }
 
     /// Drops what is remembered of a tenant that is gone.
     fn forget(&self, key: &TenantKey) {
         self.give_back_turns(key);
+        self.repairs.forget(key);
         self.tenants.remove(key);
+    }
+}
+
+/// What time it is.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl Clock {
+    /// The system's.
+    #[must_use]
+    pub fn system() -> Self {
+        Self::new(Timestamp::now)
+    }
+
+    /// One that says what `now` says.
+    #[must_use]
+    pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Clock").field(&self.now()).finish()
     }
 }
 
@@ -197,7 +268,15 @@ fn tell_effect(context: &Context, vc: &VirtualCluster, action: &str, effect: &Ef
                 format!("StatefulSet {} is applied; waiting for it", object.name),
             );
         }
-        Effect::Apply(_) => {}
+        // What is put back is told by who finds it, with who changed it.
+        Effect::Apply(_) | Effect::PutBack { .. } => {}
+        Effect::Restart(restart) => {
+            let reason = match restart.component {
+                crate::api::Component::ApiServer => "ApiServerRestarted",
+                _ => "ControllerManagerRestarted",
+            };
+            context.events.normal(vc, reason, action, restart.why.clone());
+        }
         Effect::MakeRoom(pod) => {
             let note = format!(
                 "pod {} has stopped listening and answered its requests; it is not waited for any longer for the sake of open watches",

@@ -77,6 +77,13 @@ impl<K: Ord + Clone> Turns<K> {
         false
     }
 
+    /// Whether `key` has its turn, and that still counts.
+    pub(super) fn holds(&self, key: &K, now: Instant) -> bool {
+        let state = self.lock();
+        let since = state.holding.get(key);
+        since.is_some_and(|since| now.duration_since(*since) < self.patience)
+    }
+
     /// Holds a turn whatever the limit: its holder is in the middle already.
     pub(super) fn keep(&self, key: &K, now: Instant) {
         let mut state = self.lock();

@@ -5,7 +5,10 @@
 //! not as it should be, or says what that stage waits for; once it is applied, the tenant is observed and planned
 //! again. From any partial state this reaches the goal, and there the plan is empty.
 
-use std::collections::BTreeMap;
+mod foreign;
+mod upkeep;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
     api::{
@@ -17,12 +20,22 @@ use k8s_openapi::{
 use kube::{Resource, ResourceExt as _};
 use serde_json::Value;
 
-use super::{
-    diagnose::{self, Diagnosis},
-    render::{self, Kind, Rendered, Tenant, TenantSecret},
-    rollout,
+pub use foreign::made_by;
+pub use upkeep::{
+    Care, Known, ObjectId, Refused, Restart, awaits_reload, began_with, data_claims, differing, health,
+    homeless, id_of, is_stored, issued_at, lost_etcd, only_own_ports, serving_older, settled_as, stored,
+    upkeep,
 };
-use crate::api::{Component, UpgradeStep, labels, template::Template};
+
+use super::{
+    credentials,
+    diagnose::{self, Diagnosis},
+    managed_fields::{self, Drift},
+    reload,
+    render::{self, Kind, Rendered, Tenant, TenantSecret},
+    rollout, terminating,
+};
+use crate::api::{Component, UpgradeStep, labels, template::Template, virtual_cluster::CertificatePolicy};
 
 /// What exists of a tenant, read from the API server in one pass.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +54,10 @@ pub struct Observed {
     pub answer: Option<Answer>,
     /// Apiserver pods that are being deleted and take no connections any more.
     pub deaf: Vec<Deaf>,
+    /// The certificate (DER) that a pod of apiserver or etcd serves, by name of the pod, as far as they were asked.
+    pub served: BTreeMap<String, Vec<u8>>,
+    /// Claims of etcd's data that exist, by name; looked for only when its StatefulSet is gone.
+    pub claims: BTreeSet<String>,
 }
 
 /// An apiserver pod that is on its way out and has stopped listening.
@@ -81,6 +98,15 @@ pub enum Effect {
     },
     /// Write an object by server-side apply.
     Apply(Rendered),
+    /// Write an object that is not as the revision says, because somebody changed or deleted it.
+    PutBack {
+        /// What is written.
+        object: Rendered,
+        /// What differs; empty if the object is gone.
+        drift: Vec<Drift>,
+    },
+    /// Replace the pods of a component, because they cannot take up a certificate otherwise.
+    Restart(Restart),
     /// Delete a pod that keeps its StatefulSet from rolling out.
     DeletePod(Diagnosis),
     /// Make room for the successor of a pod that lingers with nothing left to do.
@@ -89,6 +115,18 @@ pub enum Effect {
     /// period would be gentler, but a kubelet does not act on one once it has told the runtime to stop.) Two
     /// processes side by side do no harm: an apiserver keeps nothing, and this one is no longer spoken to.
     MakeRoom(Deaf),
+}
+
+impl Effect {
+    /// Whether pods that exist are replaced because of it.
+    #[must_use]
+    pub fn replaces_pods(&self) -> bool {
+        match self {
+            Self::Restart(_) => true,
+            Self::Apply(object) | Self::PutBack { object, .. } => object.kind == Kind::StatefulSet,
+            Self::CreateNamespace(_) | Self::Issue { .. } | Self::DeletePod(_) | Self::MakeRoom(_) => false,
+        }
+    }
 }
 
 /// What is next for a tenant.
@@ -131,15 +169,29 @@ pub struct Goal<'a> {
 }
 
 /// Next step to bring `goal` up from whatever is there. `may_start` tells whether it is this tenant's turn to
-/// start its pods; one whose etcd exists has started already.
+/// start its pods; one whose etcd exists has started already. `due` are leaves that cannot be used as they are; `None`
+/// while that cannot be judged.
 #[must_use]
-pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Timestamp) -> Plan {
+pub fn provision(
+    goal: &Goal<'_>,
+    observed: &Observed,
+    due: Option<&[TenantSecret]>,
+    may_start: bool,
+    now: Timestamp,
+) -> Plan {
     let Some(namespace) = &observed.namespace else {
         let value = render::namespace(goal.tenant, goal.super_cluster_labelling);
         return Plan::Do(vec![Effect::CreateNamespace(value)]);
     };
     if let Some(problem) = unusable(namespace, goal.tenant) {
-        return problem;
+        return match (&problem, terminating::report(namespace, now)) {
+            // It does not go by itself.
+            (Plan::Wait(_), Some(why)) if terminating::is_overdue(namespace, now) => Plan::Blocked(why),
+            _ => problem,
+        };
+    }
+    if let Some(why) = foreign::in_the_way(goal, observed) {
+        return Plan::Blocked(why);
     }
     if let Some(plan) = address(goal, observed) {
         return plan;
@@ -150,7 +202,11 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
         .filter(|secret| match observed.secrets.get(secret.name()) {
             // A tenant that agreed to another revision before it ever ran may have other names now.
             Some(stored) => {
-                secret.leaf().is_some() && annotation(stored, labels::ISSUED_FOR) != Some(goal.revision)
+                secret.leaf().is_some()
+                    && match due {
+                        Some(due) => due.contains(secret) || !credentials::is_issued_by_us(stored),
+                        None => annotation(stored, labels::ISSUED_FOR) != Some(goal.revision),
+                    }
             }
             None => true,
         })
@@ -178,7 +234,7 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
                 watched: true,
             });
         }
-        if let Some(plan) = bring_up(goal, observed, component, now) {
+        if let Some(plan) = bring_up(goal, observed, component, Hashes::Present, now) {
             return plan;
         }
     }
@@ -187,19 +243,19 @@ pub fn provision(goal: &Goal<'_>, observed: &Observed, may_start: bool, now: Tim
 
 /// Next step of an upgrade to `goal`, in the step that is recorded: everything but etcd.
 ///
-/// `attempt` names the upgrade; certificates that carry its name were refreshed by it already.
 #[must_use]
-pub fn upgrade(
-    goal: &Goal<'_>,
-    observed: &Observed,
-    step: UpgradeStep,
-    attempt: &str,
-    now: Timestamp,
-) -> Plan {
+pub fn upgrade(goal: &Goal<'_>, observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Plan {
     if let Some(plan) = standing(goal, observed) {
         return plan;
     }
-    let component = match step {
+    if goal.template.etcd.is_some() && !observed.stateful_sets.contains_key(Component::Etcd.name()) {
+        return Plan::Blocked(format!(
+            "StatefulSet {} does not exist in {}; restore it before upgrading the tenant",
+            Component::Etcd,
+            goal.tenant.root_namespace
+        ));
+    }
+    let component = match attempt.step {
         UpgradeStep::ApiServer => {
             if let Some(plan) = address(goal, observed) {
                 return plan;
@@ -208,17 +264,51 @@ pub fn upgrade(
             if !stale.is_empty() {
                 return Plan::Do(vec![Effect::Issue {
                     secrets: stale,
-                    attempt: Some(attempt.to_owned()),
+                    attempt: Some(attempt.name.to_owned()),
                 }]);
             }
             Component::ApiServer
         }
         UpgradeStep::ControllerManager => Component::ControllerManager,
     };
-    bring_up(goal, observed, component, now)
+    let hashes = attempt.hashes();
+    bring_up(goal, observed, component, hashes, now)
         // Also when the controller-manager is the one that is waited for: its API must not have gone away meanwhile.
-        .or_else(|| bring_up(goal, observed, Component::ApiServer, now))
+        .or_else(|| bring_up(goal, observed, Component::ApiServer, hashes, now))
         .unwrap_or(Plan::Done)
+}
+
+/// An upgrade under way, as far as a plan goes by it.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// Certificates that carry it were refreshed by this upgrade already.
+    pub name: &'a str,
+    /// The step under way.
+    pub step: UpgradeStep,
+    /// Which leaves are refreshed.
+    pub certificates: CertificatePolicy,
+    /// Leaves that cannot be used as they are, or are due.
+    pub due: &'a [TenantSecret],
+}
+
+impl Attempt<'_> {
+    fn hashes(&self) -> Hashes {
+        match self.certificates {
+            CertificatePolicy::Always => Hashes::Present,
+            CertificatePolicy::IfNeeded => Hashes::Kept,
+        }
+    }
+}
+
+/// Which hashes of Secrets a rendered pod template carries. Another one replaces the pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hashes {
+    /// Those of the Secrets as they are.
+    Present,
+    /// Those that the StatefulSet has, of Secrets that the component takes up while it runs.
+    Kept,
+    /// Those that the StatefulSet has.
+    Running,
 }
 
 /// Whether the tenant is in a state to be upgraded from. `after_failure` tells that the last upgrade failed: what
@@ -227,6 +317,9 @@ pub fn upgrade(
 pub fn preflight(goal: &Goal<'_>, observed: &Observed, after_failure: bool, now: Timestamp) -> Plan {
     if let Some(plan) = standing(goal, observed) {
         return plan;
+    }
+    if let Some(why) = foreign::in_the_way_of_upgrade(goal, observed) {
+        return Plan::Blocked(why);
     }
     for component in Component::ALL {
         if component != Component::Etcd && after_failure {
@@ -257,7 +350,7 @@ pub fn preflight(goal: &Goal<'_>, observed: &Observed, after_failure: bool, now:
 pub fn preview(goal: &Goal<'_>, observed: &Observed) -> Vec<Rendered> {
     [Component::ApiServer, Component::ControllerManager]
         .into_iter()
-        .flat_map(|component| objects(goal, observed, component))
+        .flat_map(|component| objects(goal, observed, component, Hashes::Present))
         .collect()
 }
 
@@ -273,11 +366,7 @@ fn standing(goal: &Goal<'_>, observed: &Observed) -> Option<Plan> {
     [TenantSecret::RootCa, TenantSecret::ServiceAccount]
         .into_iter()
         .find(|secret| !observed.secrets.contains_key(secret.name()))
-        .map(|secret| {
-            Plan::Blocked(format!(
-                "Secret {root}/{secret} does not exist; a new one would cut off every client of the tenant: restore it from a backup"
-            ))
-        })
+        .map(|secret| Plan::Blocked(credentials::lost(root, secret)))
 }
 
 /// Why the namespace cannot be used, if it cannot.
@@ -336,13 +425,15 @@ fn lost_root(goal: &Goal<'_>, observed: &Observed) -> Option<String> {
 }
 
 /// Secrets that this upgrade has still to refresh: the leaves, and whatever of the rest is missing.
-fn stale_credentials(goal: &Goal<'_>, observed: &Observed, attempt: &str) -> Vec<TenantSecret> {
+fn stale_credentials(goal: &Goal<'_>, observed: &Observed, attempt: &Attempt<'_>) -> Vec<TenantSecret> {
     TenantSecret::ALL
         .into_iter()
         .filter(|secret| match observed.secrets.get(secret.name()) {
             Some(stored) => {
-                TenantSecret::REFRESHED.contains(secret)
-                    && annotation(stored, labels::ISSUED_FOR) != Some(attempt)
+                let refreshed = attempt.certificates == CertificatePolicy::Always
+                    && TenantSecret::REFRESHED.contains(secret);
+                (refreshed || attempt.due.contains(secret))
+                    && annotation(stored, labels::ISSUED_FOR) != Some(attempt.name)
             }
             None => {
                 secret.leaf().is_some() && (*secret != TenantSecret::Etcd || goal.template.etcd.is_some())
@@ -352,9 +443,15 @@ fn stale_credentials(goal: &Goal<'_>, observed: &Observed, attempt: &str) -> Vec
 }
 
 /// Brings one component to what the goal says: apply what differs, unstick, wait. `None` when it is there.
-fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Timestamp) -> Option<Plan> {
+fn bring_up(
+    goal: &Goal<'_>,
+    observed: &Observed,
+    component: Component,
+    hashes: Hashes,
+    now: Timestamp,
+) -> Option<Plan> {
     let bundle = goal.template.bundle(component)?;
-    let effects: Vec<_> = objects(goal, observed, component)
+    let effects: Vec<_> = objects(goal, observed, component, hashes)
         .into_iter()
         .filter(|object| needs_apply(object, observed))
         .map(Effect::Apply)
@@ -363,8 +460,14 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
         return Some(Plan::Do(effects));
     }
     let set = observed.stateful_sets.get(&bundle.stateful_set_name)?;
+    make_way(component, set, observed, now).or_else(|| gate(component, set, observed, now))
+}
+
+/// Removes pods that keep a StatefulSet from rolling out, if there are such.
+fn make_way(component: Component, set: &StatefulSet, observed: &Observed, now: Timestamp) -> Option<Plan> {
+    let name = set.name_any();
     if let Some(revision) = seen_revision(set) {
-        let stuck = diagnose::stuck(&observed.pods, &bundle.stateful_set_name, revision, now);
+        let stuck = diagnose::stuck(&observed.pods, &name, revision, now);
         if !stuck.is_empty() {
             return Some(Plan::Do(stuck.into_iter().map(Effect::DeletePod).collect()));
         }
@@ -374,7 +477,7 @@ fn bring_up(goal: &Goal<'_>, observed: &Observed, component: Component, now: Tim
             observed.deaf.iter().cloned().map(Effect::MakeRoom).collect(),
         ));
     }
-    gate(component, set, observed, now)
+    None
 }
 
 /// Whether two pods of `set` can be there at once: neither has a volume or a port that the other would want.
@@ -405,11 +508,60 @@ fn seen_revision(set: &StatefulSet) -> Option<&str> {
 }
 
 /// StatefulSet, then Service, as the goal says them. A Service that went first is not there again.
-fn objects(goal: &Goal<'_>, observed: &Observed, component: Component) -> Vec<Rendered> {
-    let set = render::stateful_set(goal.template, component, goal.tenant, &observed.secrets);
-    set.into_iter()
+fn objects(goal: &Goal<'_>, observed: &Observed, component: Component, hashes: Hashes) -> Vec<Rendered> {
+    let mut carried = render::hashes(component, &observed.secrets);
+    if let Some(stored) = observed.stateful_sets.get(component.name()) {
+        let running = render::hashes_of(stored);
+        for secret in render::hashed(component) {
+            let kept = match hashes {
+                Hashes::Present => false,
+                Hashes::Kept => reload::reloads(component, *secret),
+                Hashes::Running => true,
+            };
+            let key = render::hash_key(*secret);
+            if let Some(hash) = running.get(&key).filter(|_| kept) {
+                carried.insert(key, hash.clone());
+            }
+        }
+    }
+    set_of(goal, observed, component, &carried)
+        .into_iter()
         .chain(render::service(goal.template, component, goal.tenant))
         .collect()
+}
+
+/// The StatefulSet of a component, with these hashes on its pod template.
+fn set_of(
+    goal: &Goal<'_>,
+    observed: &Observed,
+    component: Component,
+    hashes: &BTreeMap<String, String>,
+) -> Option<Rendered> {
+    let set = render::stateful_set_with(goal.template, component, goal.tenant, hashes)?;
+    let Some(stored) = observed.stateful_sets.get(component.name()) else {
+        return Some(set);
+    };
+    // How many there are is the business of whoever scales them.
+    let set = match managed_fields::scaled_by_other(&stored.metadata) {
+        Some(_) => set.without_replicas(),
+        None => set,
+    };
+    if component == Component::Etcd && !has_cluster_label(stored) {
+        // Old builds of the Go manager gave pods no label. etcd's would be replaced for it, and may lose its data.
+        let unlabelled = set.clone().without_cluster_label();
+        let carried = annotation(stored, labels::RENDERED_HASH);
+        if carried.is_none_or(|hash| hash == unlabelled.hash()) {
+            return Some(unlabelled);
+        }
+    }
+    Some(set)
+}
+
+fn has_cluster_label(set: &StatefulSet) -> bool {
+    let template = set.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref());
+    template
+        .and_then(|metadata| metadata.labels.as_ref())
+        .is_some_and(|labels| labels.contains_key(labels::CLUSTER))
 }
 
 /// What a component that is as it should be waits for, if anything: its rollout, and then, for the two that make

@@ -7,13 +7,15 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use super::{
-    Context, TenantKey,
-    apply::{apply, server_of},
+    Context, TenantKey, adoption,
+    apply::apply,
+    credentials::{self, Credentials, server_of},
     error::Error,
     observe::observe,
     plan::{self, Effect, Goal, Observed, Plan, Wait},
-    render::Tenant,
+    render::{Tenant, TenantSecret},
     status,
+    upkeep::judgement,
     virtual_cluster::{BACKSTOP, Next, SOON, set_metadata},
 };
 use crate::{
@@ -53,8 +55,15 @@ async fn pin(context: &Context, vc: &VirtualCluster, now: Timestamp) -> Result<V
         .config
         .features
         .enabled(Feature::ClusterVersionPartialUpgrade);
-    if vc.pin().is_some() && !(gate && vc.opted_in()) {
+    // One that has run is upgraded once it runs again.
+    if vc.has_run() || (vc.pin().is_some() && !(gate && vc.opted_in())) {
         return Ok(vc.clone());
+    }
+    if vc.pin().is_none()
+        && let Some(revision) = adoption::revision_of_lost_status(context, vc).await?
+    {
+        let next = status::pending(vc, &root, Some(&revision), now);
+        return status::write(&context.kubernetes, vc, next).await;
     }
     let name = &vc.spec.cluster_version_name;
     let cluster_versions = Api::<ClusterVersion>::all(context.kubernetes.client());
@@ -75,13 +84,12 @@ async fn pin(context: &Context, vc: &VirtualCluster, now: Timestamp) -> Result<V
 async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Result<Next, Error> {
     let tenant = Tenant::of(vc);
     let revision = vc.pin().unwrap_or_default();
-    let template = context.revisions.template(revision).await?;
-    let goal = Goal {
-        tenant: &tenant,
-        template: &template,
-        revision,
-        super_cluster_labelling: context.config.features.enabled(Feature::SuperClusterLabelling),
-    };
+    let template = context.revisions.template_for(vc, revision).await?;
+    let goal = context.goal(&tenant, &template, revision);
+    credentials::validity(&goal, None).map_err(|source| Error::Pki {
+        what: format!("issue certificates in {}", tenant.root_namespace),
+        source: Box::new(source),
+    })?;
     let first = template.etcd.as_ref().unwrap_or(&template.api_server);
     for _ in 0..MAX_PASSES {
         let observed = observe(&context.kubernetes, &tenant, &template, context.ask()).await?;
@@ -97,7 +105,21 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
         }
         let may_start = has_started || context.starting.take(key, Instant::now());
         let now = context.now();
-        match plan::provision(&goal, &observed, may_start, now) {
+        if vc.has_run()
+            && let Some(lost) = plan::lost_etcd(&goal, &observed, vc.accepts_empty_etcd())
+        {
+            return Err(Error::Blocked(lost));
+        }
+        let credentials = match judged(context, vc, &goal, &observed, now) {
+            Ok(credentials) => credentials,
+            // What somebody else put there is no credential of the tenant's: that is what is to be told.
+            Err(fault) => match plan::provision(&goal, &observed, None, may_start, now) {
+                Plan::Blocked(why) => return Err(Error::Blocked(why)),
+                _ => return Err(fault),
+            },
+        };
+        let due = credentials.as_ref().map(Credentials::due_secrets);
+        match plan::provision(&goal, &observed, due.as_deref(), may_start, now) {
             Plan::Do(effects) => {
                 for effect in &effects {
                     apply(
@@ -105,7 +127,7 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
                         &goal,
                         &observed,
                         effect,
-                        context.leaf_key_algorithm(),
+                        context.issuing(),
                         now,
                     )
                     .await?;
@@ -114,7 +136,10 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
             }
             Plan::Wait(wait) => return waits(context, key, vc, &observed, wait, now).await,
             Plan::Blocked(why) => return Err(Error::Blocked(why)),
-            Plan::Done => return done(context, key, vc, &goal, &observed).await,
+            Plan::Done => {
+                let endpoint = server_of(&goal, &observed);
+                return done(context, key, vc, &endpoint, credentials.as_ref()).await;
+            }
         }
     }
     Err(Error::Blocked(
@@ -122,15 +147,37 @@ async fn bring_up(context: &Context, key: &TenantKey, vc: &VirtualCluster) -> Re
     ))
 }
 
+/// The credentials of a tenant that has them: leaves may be left from an earlier attempt, or by another manager, so that
+/// they cannot be used, or may have come to their time.
+fn judged(
+    context: &Context,
+    vc: &VirtualCluster,
+    goal: &Goal<'_>,
+    observed: &Observed,
+    now: Timestamp,
+) -> Result<Option<Credentials>, Error> {
+    let once = [TenantSecret::RootCa, TenantSecret::ServiceAccount];
+    // Not made yet, or lost: the plan knows which.
+    if once
+        .iter()
+        .any(|secret| !observed.secrets.contains_key(secret.name()))
+    {
+        return Ok(None);
+    }
+    match credentials::judge(goal, observed, &judgement(context, vc, now)) {
+        Ok(credentials) => Ok(Some(credentials)),
+        Err(fault) => Err(Error::Blocked(fault.message)),
+    }
+}
+
 async fn done(
     context: &Context,
     key: &TenantKey,
     vc: &VirtualCluster,
-    goal: &Goal<'_>,
-    observed: &Observed,
+    endpoint: &str,
+    credentials: Option<&Credentials>,
 ) -> Result<Next, Error> {
-    let next = status::running(vc, &server_of(goal, observed), context.now());
-    let endpoint = next.endpoint.clone().unwrap_or_default();
+    let next = status::running(vc, endpoint, credentials, context.now());
     let running = status::write(&context.kubernetes, vc, next).await?;
     context.starting.give_back(key, Instant::now());
     context.events.normal(

@@ -17,10 +17,12 @@ use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{ListParams, ObjectMeta},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{error::Error, kubernetes::Kubernetes};
-use crate::api::{ClusterVersion, cluster_version::canonical_hash, labels, template::Template};
+use crate::api::{
+    ClusterVersion, VirtualCluster, cluster_version::canonical_hash, labels, template::Template,
+};
 
 /// Revisions kept of each ClusterVersion beyond those in use.
 const KEPT: usize = 10;
@@ -42,9 +44,12 @@ pub(super) struct Revisions {
 /// Name of the revision that keeps the present content of `cluster_version`.
 #[must_use]
 pub(super) fn name(cluster_version: &ClusterVersion) -> String {
-    let mut base = cluster_version.name_any();
-    base.truncate(MAX_NAME - HASH_DIGITS - 1);
-    let hash = cluster_version.spec.content_hash();
+    name_of(&cluster_version.name_any(), &cluster_version.spec.content_hash())
+}
+
+fn name_of(base: &str, hash: &str) -> String {
+    // Names of objects are ASCII; a text that is none has no revision to be found by it.
+    let base: String = base.chars().take(MAX_NAME - HASH_DIGITS - 1).collect();
     format!("{base}-{}", &hash[..HASH_DIGITS])
 }
 
@@ -65,51 +70,63 @@ impl Revisions {
 
     /// The revision that keeps the present content of `cluster_version`, made if it does not exist. Its name.
     pub(super) async fn ensure(&self, cluster_version: &ClusterVersion) -> Result<String, Error> {
-        let name = name(cluster_version);
+        let content = cluster_version.spec.content();
+        self.record(&cluster_version.name_any(), Some(cluster_version), &content)
+            .await
+    }
+
+    /// The revision that keeps `content`, made if it does not exist. Its name. `cluster_version` is the ClusterVersion
+    /// called `base`, if there is one: without it, nobody collects the revision.
+    pub(super) async fn record(
+        &self,
+        base: &str,
+        cluster_version: Option<&ClusterVersion>,
+        content: &Value,
+    ) -> Result<String, Error> {
+        let name = name_of(base, &canonical_hash(content));
         if let Some(stored) = self.kubernetes.get(&self.api(), &name).await? {
-            self.check(&stored, Some(cluster_version))?;
+            self.check(&stored, cluster_version)?;
             return Ok(name);
         }
-        let number = self
-            .of(cluster_version)
-            .await?
-            .iter()
-            .map(|revision| revision.revision)
-            .max()
-            .unwrap_or(0)
-            + 1;
+        let known = match cluster_version {
+            Some(cluster_version) => self.of(cluster_version).await?,
+            None => Vec::new(),
+        };
+        let number = known.iter().map(|revision| revision.revision).max().unwrap_or(0) + 1;
         let revision = ControllerRevision {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
                 namespace: Some(self.namespace.clone()),
-                labels: Some(
+                labels: cluster_version.map(|owner| {
                     [(
                         labels::CLUSTER_VERSION_UID.to_owned(),
-                        cluster_version.uid().unwrap_or_default(),
+                        owner.uid().unwrap_or_default(),
                     )]
-                    .into(),
-                ),
-                owner_references: Some(vec![OwnerReference {
-                    api_version: ClusterVersion::api_version(&()).into_owned(),
-                    kind: ClusterVersion::kind(&()).into_owned(),
-                    name: cluster_version.name_any(),
-                    uid: cluster_version.uid().unwrap_or_default(),
-                    controller: Some(true),
-                    block_owner_deletion: Some(false),
-                }]),
+                    .into()
+                }),
+                owner_references: cluster_version.map(|owner| {
+                    vec![OwnerReference {
+                        api_version: ClusterVersion::api_version(&()).into_owned(),
+                        kind: ClusterVersion::kind(&()).into_owned(),
+                        name: owner.name_any(),
+                        uid: owner.uid().unwrap_or_default(),
+                        controller: Some(true),
+                        block_owner_deletion: Some(false),
+                    }]
+                }),
                 ..ObjectMeta::default()
             },
-            data: Some(RawExtension(cluster_version.spec.content())),
+            data: Some(RawExtension(content.clone())),
             revision: number,
         };
         match self.kubernetes.create(&self.api(), &revision).await {
             Ok(_) => {
-                tracing::info!(cluster_version = %cluster_version.name_any(), revision = %name, "revision recorded");
+                tracing::info!(cluster_version = base, revision = %name, "revision recorded");
             }
             // Another replica, or the answer to an earlier request that was lost.
             Err(Error::Conflict { .. }) => {
                 if let Some(stored) = self.kubernetes.get(&self.api(), &name).await? {
-                    self.check(&stored, Some(cluster_version))?;
+                    self.check(&stored, cluster_version)?;
                 }
             }
             Err(Error::Api { source, .. }) if super::kubernetes::is_not_found(&source) => {
@@ -147,6 +164,26 @@ impl Revisions {
         Ok(template)
     }
 
+    /// The template that a tenant is rendered from when it is moved to, or pinned to, `revision`: that revision's, but for
+    /// etcd, which stays as it was made.
+    pub(super) async fn template_for(
+        &self,
+        vc: &VirtualCluster,
+        revision: &str,
+    ) -> Result<Arc<Template>, Error> {
+        let template = self.template(revision).await?;
+        // Before its first upgrade that is the revision it runs; before it runs, the one it is brought up from.
+        let Some(of_etcd) = vc.etcd_pin().or_else(|| vc.pin()).filter(|pin| *pin != revision) else {
+            return Ok(template);
+        };
+        let made = self.template(of_etcd).await?;
+        Ok(Arc::new(Template {
+            etcd: made.etcd.clone(),
+            etcd_service: made.etcd_service.clone(),
+            ..Template::clone(&template)
+        }))
+    }
+
     fn cached(&self, name: &str) -> Option<Arc<Template>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cache.iter().position(|(cached, _)| cached == name)?;
@@ -175,7 +212,9 @@ impl Revisions {
                 self.namespace
             )));
         }
+        // One that was recorded while there was no ClusterVersion is nobody's, and good.
         if let Some(cluster_version) = cluster_version
+            && !stored.owner_references().is_empty()
             && !stored
                 .owner_references()
                 .iter()

@@ -1,18 +1,22 @@
-//! The two loops: who is looked at when, how many at once, and how soon again after an error.
+//! The loops: who is looked at when, how many at once, and how soon again after an error.
 
 use std::{
     collections::BTreeMap,
+    fmt::Debug,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use futures::StreamExt as _;
 use k8s_openapi::{
-    api::{apps::v1::StatefulSet, core::v1::Pod},
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{Pod, Secret, Service},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Client, CustomResourceExt as _, ResourceExt as _,
+    Api, Client, CustomResourceExt as _, Resource, ResourceExt as _,
     api::ListParams,
     core::{DeserializeGuard, PartialObjectMeta},
     runtime::{
@@ -28,8 +32,9 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
 use super::{
-    Context, TenantKey, Tenants, cluster_version, error::Error, events, kubernetes::Kubernetes,
-    pacing::Turns, revision::Revisions, virtual_cluster,
+    Clock, Context, TenantKey, Tenants, cluster_version, error::Error, events, kubernetes::Kubernetes,
+    orphans, pacing::Turns, render::TenantSecret, repairs::Repairs, revision::Revisions, tally,
+    virtual_cluster,
 };
 use crate::{
     api::{ClusterVersion, VirtualCluster, labels, virtual_cluster::phase},
@@ -53,14 +58,17 @@ pub struct Setup {
     pub config: Arc<ManagerConfig>,
     /// Where passes and upgrades are counted.
     pub metrics: Arc<Metrics>,
+    /// What passes take the time from.
+    pub clock: Clock,
 }
 
-/// Runs both loops until `shutdown`; then lets the passes under way end. Fails only when it cannot start.
+/// Runs the loops until `shutdown`; then lets the passes under way end. Fails only when it cannot start.
 pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()> {
     let Setup {
         client,
         config,
         metrics,
+        clock,
     } = setup;
     let kubernetes = Kubernetes::new(client.clone(), config.kube_api_timeout);
     let upgrading = tokio::select! {
@@ -73,7 +81,14 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
     let context = Arc::new(Context {
         revisions: Revisions::new(kubernetes.clone(), &config.namespace),
         starting: Turns::new(config.max_starting_tenants.into(), TENANT_PATIENCE, wake.clone()),
-        upgrading: Turns::new(config.max_upgrading_tenants.into(), Duration::MAX, wake),
+        upgrading: Turns::new(config.max_upgrading_tenants.into(), Duration::MAX, wake.clone()),
+        restarting: Turns::new(
+            config.max_upgrading_tenants.into(),
+            config.provisioner_timeout,
+            wake,
+        ),
+        repairs: Repairs::default(),
+        clock,
         kubernetes,
         config,
         metrics,
@@ -86,7 +101,8 @@ pub async fn run(setup: Setup, shutdown: CancellationToken) -> anyhow::Result<()
     let writing = AbortOnDropHandle::new(tokio::spawn(writer.run()));
     tokio::join!(
         virtual_clusters(Arc::clone(&context), woken, shutdown.clone()),
-        cluster_versions(Arc::clone(&context), shutdown),
+        cluster_versions(Arc::clone(&context), shutdown.clone()),
+        orphans::run(Arc::clone(&context), shutdown),
     );
     drop(context);
     // What is queued is written, but not for ever.
@@ -186,10 +202,8 @@ async fn virtual_clusters(
         watcher::Config::default(),
     );
     let store = controller.store();
-    let counting = count_phases(controller.store(), Arc::clone(&context.metrics));
+    let counting = tally::keep(controller.store(), Arc::clone(&context.metrics));
     let _counting = AbortOnDropHandle::new(tokio::spawn(counting));
-    let of_set = context.tenants.clone();
-    let of_pod = context.tenants.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         let key = woken.recv().await?;
         Some((reference(&key), woken))
@@ -198,27 +212,8 @@ async fn virtual_clusters(
     let backoffs = Backoffs::default();
     let errors = backoffs.clone();
     let workers = context.config.num_reconciles;
-    controller
+    watching(controller, &context)
         .with_config(Config::default().concurrency(workers))
-        // Only names are needed to map them back, so only metadata is watched: it is all that stays in memory.
-        .watches(
-            Api::<PartialObjectMeta<StatefulSet>>::all(client.clone()),
-            watcher::Config::default(),
-            move |set| {
-                set.namespace()
-                    .and_then(|namespace| of_set.of(&namespace))
-                    .map(|key| reference(&key))
-            },
-        )
-        .watches(
-            Api::<PartialObjectMeta<Pod>>::all(client.clone()),
-            watcher::Config::default().labels(labels::CLUSTER),
-            move |pod| {
-                pod.namespace()
-                    .and_then(|namespace| of_pod.of(&namespace))
-                    .map(|key| reference(&key))
-            },
-        )
         .watches(
             Api::<PartialObjectMeta<ClusterVersion>>::all(client),
             watcher::Config::default(),
@@ -267,21 +262,38 @@ async fn virtual_clusters(
         .await;
 }
 
-/// Keeps the gauge of tenants by phase, from what the watch holds in memory.
-async fn count_phases(store: Store<GuardedTenant>, metrics: Arc<Metrics>) {
-    loop {
-        let tenants = store.state();
-        let mut counts = BTreeMap::new();
-        for vc in tenants.iter().filter_map(|object| object.0.as_ref().ok()) {
-            // Bounded, whatever somebody writes into the status.
-            let known = [phase::PENDING, phase::RUNNING, phase::ERROR]
-                .into_iter()
-                .find(|known| *known == vc.phase());
-            *counts.entry(known.unwrap_or("Unknown")).or_insert(0) += 1;
-        }
-        metrics.set_virtual_clusters(counts);
-        tokio::time::sleep(Duration::from_secs(10)).await;
-    }
+/// Has a tenant looked at when something in its root namespace changes.
+fn watching(controller: Controller<GuardedTenant>, context: &Context) -> Controller<GuardedTenant> {
+    let all = watcher::Config::default;
+    let controller = watching_kind::<StatefulSet>(controller, context, all());
+    let controller = watching_kind::<Service>(controller, context, all());
+    let controller = watching_kind::<Pod>(controller, context, all().labels(labels::CLUSTER));
+    // By name: whoever syncs tenants fills the cluster with Secrets of theirs, and they are none of our business.
+    TenantSecret::ALL
+        .into_iter()
+        .fold(controller, |controller, secret| {
+            let named = all().fields(&format!("metadata.name={secret}"));
+            watching_kind::<Secret>(controller, context, named)
+        })
+}
+
+/// Only names are needed to map objects back to tenants, so only metadata is watched, and none of it is kept.
+fn watching_kind<K>(
+    controller: Controller<GuardedTenant>,
+    context: &Context,
+    config: watcher::Config,
+) -> Controller<GuardedTenant>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + 'static,
+{
+    let tenants = context.tenants.clone();
+    let api = Api::<PartialObjectMeta<K>>::all(context.kubernetes.client());
+    controller.watches(api, config, move |object| {
+        object
+            .namespace()
+            .and_then(|namespace| tenants.of(&namespace))
+            .map(|key| reference(&key))
+    })
 }
 
 async fn cluster_versions(context: Arc<Context>, shutdown: CancellationToken) {

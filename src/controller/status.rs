@@ -2,6 +2,8 @@
 //!
 //! The tuples of phase, message and reason are those of the Go manager, to the letter.
 
+mod upkeep;
+
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::{SignedDuration, Timestamp},
@@ -9,15 +11,18 @@ use k8s_openapi::{
 use kube::{Api, ResourceExt as _};
 use serde_json::{Map, Value, json};
 
+pub(super) use upkeep::{Difference, Found, PROBLEMS, adopted, blocked, is_blocked_by, kept, news};
+
 use super::{
+    credentials::Credentials,
     error::Error,
     kubernetes::{Kubernetes, unchanged_since},
 };
 use crate::api::{
     UpgradeStep, VirtualCluster, VirtualClusterStatus,
     virtual_cluster::{
-        Condition, HISTORY_LIMIT, HistoryEntry, ProvisioningStatus, RevisionStatus, UpgradeResult,
-        UpgradeStatus, phase,
+        CertificatePolicy, Condition, HISTORY_LIMIT, HistoryEntry, ProvisioningStatus, RevisionStatus,
+        UpgradeResult, UpgradeStatus, phase,
     },
 };
 
@@ -30,6 +35,9 @@ const MAX_TEXT: usize = 1024;
 const SAME_FAILURE: SignedDuration = SignedDuration::from_secs(5);
 /// Conditions kept.
 const MAX_CONDITIONS: usize = 64;
+
+/// Reason for the phase after a failed upgrade.
+const UPGRADE_FAILED: &str = "TenantControlPlaneUpgradeFailed";
 
 /// Condition types that are written here. Everything else in the list is left as it is.
 const READY: &str = "Ready";
@@ -53,7 +61,7 @@ pub(super) fn pending(
     if let Some(revision) = revision {
         status.revision = Some(RevisionStatus {
             target: Some(revision.to_owned()),
-            ..RevisionStatus::default()
+            ..status.revision.unwrap_or_default()
         });
     }
     let failures = failures(&status);
@@ -106,7 +114,12 @@ pub(super) fn provision_failed(
 
 /// The tenant is up.
 #[must_use]
-pub(super) fn running(vc: &VirtualCluster, endpoint: &str, now: Timestamp) -> VirtualClusterStatus {
+pub(super) fn running(
+    vc: &VirtualCluster,
+    endpoint: &str,
+    credentials: Option<&Credentials>,
+    now: Timestamp,
+) -> VirtualClusterStatus {
     let mut status = current(vc);
     status.phase = phase::RUNNING.into();
     status.message = "tenant control plane is running".into();
@@ -118,9 +131,13 @@ pub(super) fn running(vc: &VirtualCluster, endpoint: &str, now: Timestamp) -> Vi
             current: Some(pin.clone()),
             target: None,
             last_good: Some(pin),
+            ..status.revision.unwrap_or_default()
         });
     }
     ready(&mut status, vc, now);
+    if let Some(credentials) = credentials {
+        upkeep::certified(&mut status, vc, credentials, now);
+    }
     status
 }
 
@@ -146,6 +163,7 @@ pub(super) fn upgrade_started(
     vc: &VirtualCluster,
     revision: &str,
     resource_version: &str,
+    certificates: CertificatePolicy,
     now: Timestamp,
 ) -> VirtualClusterStatus {
     let mut status = current(vc);
@@ -157,6 +175,7 @@ pub(super) fn upgrade_started(
         step_since: Time(now),
         started: Time(now),
         waiting_for: Some(expectation(step).to_owned()),
+        certificates,
     });
     status.revision.get_or_insert_default().target = Some(revision.to_owned());
     let message = format!("moving to {revision}: {}", expectation(step));
@@ -184,6 +203,14 @@ fn ready(status: &mut VirtualClusterStatus, vc: &VirtualCluster, now: Timestamp)
     set(status, vc, READY, "True", "Running", message, now);
 }
 
+/// The tenant is being deleted, and its root namespace does not go; why, and what to do.
+#[must_use]
+pub(super) fn deleting(vc: &VirtualCluster, why: &str, now: Timestamp) -> VirtualClusterStatus {
+    let mut status = current(vc);
+    set(&mut status, vc, READY, "False", "Deleting", &shortened(why), now);
+    status
+}
+
 /// What the upgrade under way waits for: a problem that may yet pass, or just its gate.
 #[must_use]
 pub(super) fn upgrade_waits_for(vc: &VirtualCluster, problem: &str, now: Timestamp) -> VirtualClusterStatus {
@@ -203,6 +230,7 @@ pub(super) fn upgraded(
     vc: &VirtualCluster,
     revision: &str,
     endpoint: Option<&str>,
+    credentials: Option<&Credentials>,
     started: Option<&Time>,
     now: Timestamp,
 ) -> VirtualClusterStatus {
@@ -213,6 +241,13 @@ pub(super) fn upgraded(
     status.upgrade = None;
     let pins = status.revision.get_or_insert_default();
     pins.target = None;
+    if started.is_some() {
+        // etcd goes on as it was made.
+        if pins.etcd.is_none() && pins.current.as_deref() != Some(revision) {
+            pins.etcd.clone_from(&pins.current);
+        }
+        pins.adopted = false;
+    }
     pins.current = Some(revision.to_owned());
     if let Some(endpoint) = endpoint {
         status.endpoint = Some(endpoint.to_owned());
@@ -228,6 +263,9 @@ pub(super) fn upgraded(
             now,
         );
         ready(&mut status, vc, now);
+        if let Some(credentials) = credentials {
+            upkeep::certified(&mut status, vc, credentials, now);
+        }
         set(
             &mut status,
             vc,
@@ -265,7 +303,7 @@ pub(super) fn upgrade_failed(
     let error = shortened(error);
     status.phase = phase::RUNNING.into();
     status.message = format!("fail to upgrade: {error}");
-    status.reason = "TenantControlPlaneUpgradeFailed".into();
+    status.reason = UPGRADE_FAILED.into();
     status.upgrade = None;
     if let Some(pins) = &mut status.revision {
         pins.target = None;
@@ -309,11 +347,23 @@ pub(super) fn failures(status: &VirtualClusterStatus) -> u32 {
     }
 }
 
-/// Whether the newest upgrade failed: what it left unready is what the next one repairs.
+/// Whether the newest upgrade failed, under whichever manager: what it left unready is what the next one repairs.
 #[must_use]
 pub(super) fn last_upgrade_failed(vc: &VirtualCluster) -> bool {
-    let history = vc.status.as_ref().and_then(|status| status.history.first());
-    history.is_some_and(|entry| entry.result == UpgradeResult::Failed)
+    let Some(status) = &vc.status else { return false };
+    match status.history.first() {
+        Some(newest) => newest.result == UpgradeResult::Failed,
+        None => status.reason == UPGRADE_FAILED,
+    }
+}
+
+/// Message of the condition `type_`, if there is one.
+fn message_of(vc: &VirtualCluster, type_: &str) -> Option<String> {
+    let conditions = &vc.status.as_ref()?.conditions;
+    let condition = conditions
+        .iter()
+        .find(|condition| condition.type_.as_deref() == Some(type_))?;
+    condition.message.clone()
 }
 
 /// Whether the newest upgrade failed just now, on this revision and for this reason: it is the same failure.
@@ -517,7 +567,7 @@ mod tests {
             )
         );
 
-        let up = with(running(&third, "https://10.0.0.1:6443", now()));
+        let up = with(running(&third, "https://10.0.0.1:6443", None, now()));
         assert_eq!(
             tuple(up.status.as_ref().unwrap()),
             (
@@ -528,9 +578,9 @@ mod tests {
         );
         assert_eq!(up.pin(), Some("r1"));
 
-        let started = with(upgrade_started(&up, "r2", "77", now()));
+        let started = with(upgrade_started(&up, "r2", "77", CertificatePolicy::Always, now()));
         assert_eq!((started.phase(), started.pin()), ("Running", Some("r1")));
-        let done = upgraded(&started, "r2", None, Some(&Time(now())), later());
+        let done = upgraded(&started, "r2", None, None, Some(&Time(now())), later());
         assert_eq!(
             tuple(&done),
             (
@@ -607,7 +657,7 @@ mod tests {
     fn only_what_differs_is_written() {
         let vc = VirtualCluster::new("tenant", VirtualClusterSpec::default());
         let first = pending(&vc, "root", Some("r1"), now());
-        let second = running(&with(first.clone()), "https://10.0.0.1:6443", later());
+        let second = running(&with(first.clone()), "https://10.0.0.1:6443", None, later());
         let patch = difference(Some(&first), &second);
         assert_eq!(patch["provisioning"], Value::Null);
         assert_eq!(

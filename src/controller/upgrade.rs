@@ -15,20 +15,18 @@ use serde_json::{Value, json};
 
 use super::{
     Context, TenantKey,
-    apply::{apply, check_credentials, server_of},
+    apply::apply,
+    credentials::{self, Credentials, server_of},
     error::Error,
     observe::observe,
-    plan::{self, Answer, Goal, Observed, Plan, Wait},
+    plan::{self, Answer, Attempt, Goal, Observed, Plan, Wait},
     render::Tenant,
     rollout, status,
+    upkeep::judgement,
     virtual_cluster::{BACKSTOP, Next, SOON},
 };
 use crate::{
-    api::{
-        ClusterVersion, Component, UpgradeStep, VirtualCluster, labels, template::Template,
-        virtual_cluster::UpgradeStatus,
-    },
-    features::Feature,
+    api::{ClusterVersion, Component, UpgradeStep, VirtualCluster, labels, virtual_cluster::UpgradeStatus},
     metrics::UpgradeOutcome,
 };
 
@@ -118,7 +116,8 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
         return Ok(Next::In(SOON));
     }
     let vc = fresh;
-    let next = status::upgrade_started(&vc, &revision, &resource_version, now);
+    let certificates = cluster_version.spec.certificate_policy();
+    let next = status::upgrade_started(&vc, &revision, &resource_version, certificates, now);
     let vc = status::write(&context.kubernetes, &vc, next).await?;
     let from = vc.pin().unwrap_or("what the tenant runs");
     context.events.normal(
@@ -136,16 +135,16 @@ async fn begin(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result
 
 /// Whether the upgrade may begin: `None`, or what it waits for.
 async fn preflight(context: &Context, vc: &VirtualCluster, revision: &str) -> Result<Option<Wait>, Error> {
-    let template = context.revisions.template(revision).await?;
+    let template = context.revisions.template_for(vc, revision).await?;
     let tenant = Tenant::of(vc);
-    let goal = goal(context, &tenant, &template, revision);
+    let goal = context.goal(&tenant, &template, revision);
     let observed = observe(&context.kubernetes, &tenant, &template, context.ask()).await?;
     match plan::preflight(&goal, &observed, status::last_upgrade_failed(vc), context.now()) {
         Plan::Wait(wait) => return Ok(Some(wait)),
         Plan::Blocked(why) => return Err(Error::Blocked(why)),
         Plan::Do(_) | Plan::Done => {}
     }
-    check_credentials(&goal, &observed, context.now())?;
+    judged(context, vc, &goal, &observed)?;
     for object in plan::preview(&goal, &observed) {
         context
             .kubernetes
@@ -162,12 +161,12 @@ async fn go_on(
     mut attempt: UpgradeStatus,
 ) -> Result<Next, Error> {
     let tenant = Tenant::of(&vc);
-    let template = match context.revisions.template(&attempt.revision).await {
+    let template = match context.revisions.template_for(&vc, &attempt.revision).await {
         Ok(template) => template,
         Err(error) => return ended_by(context, key, &vc, &attempt, error, None).await,
     };
     let revision = attempt.revision.clone();
-    let goal = goal(context, &tenant, &template, &revision);
+    let goal = context.goal(&tenant, &template, &revision);
     let mut seen = None;
     for _ in 0..MAX_PASSES {
         let observed = match observe(&context.kubernetes, &tenant, &template, context.ask()).await {
@@ -175,11 +174,30 @@ async fn go_on(
             Err(error) => return ended_by(context, key, &vc, &attempt, error, seen.as_ref()).await,
         };
         let now = context.now();
-        match plan::upgrade(&goal, observed, attempt.step, &attempt.attempt(), now) {
+        let credentials = match judged(context, &vc, &goal, observed) {
+            Ok(credentials) => credentials,
+            Err(error) => return ended_by(context, key, &vc, &attempt, error, Some(observed)).await,
+        };
+        let name = attempt.attempt();
+        let step = Attempt {
+            name: &name,
+            step: attempt.step,
+            certificates: attempt.certificates,
+            due: &credentials.due_secrets(),
+        };
+        match plan::upgrade(&goal, observed, &step, now) {
             Plan::Do(effects) => {
                 for effect in &effects {
-                    let algorithm = context.leaf_key_algorithm();
-                    match apply(&context.kubernetes, &goal, observed, effect, algorithm, now).await {
+                    match apply(
+                        &context.kubernetes,
+                        &goal,
+                        observed,
+                        effect,
+                        context.issuing(),
+                        now,
+                    )
+                    .await
+                    {
                         Ok(()) => super::tell_effect(context, &vc, "Upgrade", effect),
                         Err(error) => {
                             return ended_by(context, key, &vc, &attempt, error, Some(observed)).await;
@@ -205,7 +223,7 @@ async fn go_on(
             }
             Plan::Done => {
                 let endpoint = server_of(&goal, observed);
-                return succeeded(context, key, &vc, &attempt, &endpoint, now).await;
+                return succeeded(context, key, &vc, &attempt, &endpoint, &credentials, now).await;
             }
         }
     }
@@ -215,13 +233,25 @@ async fn go_on(
     ended_by(context, key, &vc, &attempt, error, seen.as_ref()).await
 }
 
-fn goal<'a>(context: &Context, tenant: &'a Tenant, template: &'a Template, revision: &'a str) -> Goal<'a> {
-    Goal {
-        tenant,
-        template,
-        revision,
-        super_cluster_labelling: context.config.features.enabled(Feature::SuperClusterLabelling),
-    }
+/// The credentials of the tenant: leaves that are due, damaged, or for other names are issued whatever the policy. An
+/// error says what keeps certificates from being issued at all.
+fn judged(
+    context: &Context,
+    vc: &VirtualCluster,
+    goal: &Goal<'_>,
+    observed: &Observed,
+) -> Result<Credentials, Error> {
+    let root = &goal.tenant.root_namespace;
+    credentials::validity(goal, context.config.max_certificate_life).map_err(|source| Error::Pki {
+        what: format!("issue certificates in {root}"),
+        source: Box::new(source),
+    })?;
+    // What another manager issued is good until its first upgrade here. This is it.
+    let judgement = credentials::Judge {
+        adopted: false,
+        ..judgement(context, vc, context.now())
+    };
+    credentials::judge(goal, observed, &judgement).map_err(|fault| Error::Blocked(fault.message))
 }
 
 /// The step waits: within its time, and while there is hope, until something changes.
@@ -300,12 +330,21 @@ async fn succeeded(
     vc: &VirtualCluster,
     attempt: &UpgradeStatus,
     endpoint: &str,
+    credentials: &Credentials,
     now: Timestamp,
 ) -> Result<Next, Error> {
     let revision = &attempt.revision;
     let vc = &consume(context, vc, Some(&attempt.cluster_version_resource_version)).await?;
-    let next = status::upgraded(vc, revision, Some(endpoint), Some(&attempt.started), now);
+    let next = status::upgraded(
+        vc,
+        revision,
+        Some(endpoint),
+        Some(credentials),
+        Some(&attempt.started),
+        now,
+    );
     let written = status::write(&context.kubernetes, vc, next).await?;
+    context.repairs.forget(key);
     let target = Target::of(attempt);
     count(context, &written, &target, UpgradeOutcome::Upgraded, now);
     context.events.normal(
@@ -328,7 +367,7 @@ async fn nothing_to_do(
     resource_version: &str,
     now: Timestamp,
 ) -> Result<Next, Error> {
-    let next = status::upgraded(vc, revision, None, None, now);
+    let next = status::upgraded(vc, revision, None, None, None, now);
     let written = status::write(&context.kubernetes, vc, next).await?;
     let target = Target {
         revision,

@@ -8,7 +8,13 @@ use std::{
 use kube::{Api, ResourceExt as _, core::DeserializeGuard, runtime::controller::Action};
 use serde_json::json;
 
-use super::{Context, TenantKey, cleanup, error::Error, kubernetes::unchanged_since, provisioning, upgrade};
+use super::{
+    Context, TenantKey, cleanup,
+    error::Error,
+    kubernetes::unchanged_since,
+    provisioning, status, upgrade,
+    upkeep::{self, Kept},
+};
 use crate::{
     api::{VirtualCluster, labels, root_namespace, virtual_cluster::phase},
     features::Feature,
@@ -64,21 +70,11 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
         "" | phase::PENDING | phase::ERROR => Box::pin(provisioning::reconcile(context, key, vc)).await,
         phase::RUNNING => {
             context.starting.give_back(key, Instant::now());
-            let under_way = vc.status.as_ref().is_some_and(|status| status.upgrade.is_some());
-            let gate = context
-                .config
-                .features
-                .enabled(Feature::ClusterVersionPartialUpgrade);
             // One that is under way was agreed to while the gate was on, and is not left half done.
-            if under_way || (gate && vc.opted_in()) {
+            if vc.status.as_ref().is_some_and(|status| status.upgrade.is_some()) {
                 return Box::pin(upgrade::reconcile(context, key, vc)).await;
             }
-            context.upgrading.give_back(key, Instant::now());
-            if gate && vc.label(labels::CLUSTER_VERSION_APPLIED).is_none() {
-                // The manager ended, or met a conflict, between the last two writes of provisioning.
-                provisioning::record_applied(context, &vc).await?;
-            }
-            Ok(Next::Nothing)
+            run_on(context, key, vc).await
         }
         // Nobody but a person writes another phase; the Go manager failed on it for ever.
         other => {
@@ -90,6 +86,30 @@ async fn dispatch(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Res
             Ok(Next::Nothing)
         }
     }
+}
+
+/// A tenant that runs is looked after, and upgraded if its owner agreed.
+async fn run_on(context: &Context, key: &TenantKey, vc: VirtualCluster) -> Result<Next, Error> {
+    let gate = context
+        .config
+        .features
+        .enabled(Feature::ClusterVersionPartialUpgrade);
+    let Kept { vc, next, at_rest } = Box::pin(upkeep::reconcile(context, key, vc)).await?;
+    if !(gate && vc.opted_in() && at_rest) {
+        context.upgrading.give_back(key, Instant::now());
+    } else if vc.spec.paused {
+        context.upgrading.give_back(key, Instant::now());
+        let waits = status::upgrade_waits(&vc, "spec.paused to be false", context.now());
+        status::write(&context.kubernetes, &vc, waits).await?;
+    } else {
+        return Box::pin(upgrade::reconcile(context, key, vc)).await;
+    }
+    // The manager ended, or met a conflict, between the last two writes of provisioning. What another manager left is not
+    // touched.
+    if gate && !vc.opted_in() && !vc.is_adopted() && vc.label(labels::CLUSTER_VERSION_APPLIED).is_none() {
+        provisioning::record_applied(context, &vc).await?;
+    }
+    Ok(next)
 }
 
 async fn ensure_finalizer(context: &Context, vc: VirtualCluster) -> Result<VirtualCluster, Error> {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
     PKCS_RSA_SHA256, SanType,
@@ -73,10 +74,10 @@ impl FromStr for KeyAlgorithm {
     }
 }
 
-/// How long a leaf lives, in days of 24 hours.
+/// How long a leaf lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    days: u32,
+    life: SignedDuration,
 }
 
 impl Validity {
@@ -85,28 +86,44 @@ impl Validity {
     /// The longest a leaf may be asked to live: a new root CA's life.
     pub const MAX_DAYS: u32 = 3650;
 
-    /// From `spec.pkiExpireDays`: the default if unset, an error outside 1 to [`Self::MAX_DAYS`].
-    pub fn from_expire_days(days: Option<i64>) -> Result<Self, PkiError> {
-        let Some(days) = days else {
+    /// From `spec.pkiExpireDays`, in days of 24 hours: the default if unset, an error outside 1 to [`Self::MAX_DAYS`].
+    pub fn from_expire_days(asked: Option<i64>) -> Result<Self, PkiError> {
+        let Some(asked) = asked else {
             return Ok(Self::default());
         };
-        match u32::try_from(days) {
-            Ok(days @ 1..=Self::MAX_DAYS) => Ok(Self { days }),
-            _ => Err(PkiError::InvalidExpireDays { days }),
+        match u32::try_from(asked) {
+            Ok(count @ 1..=Self::MAX_DAYS) => Ok(Self { life: days(count) }),
+            _ => Err(PkiError::InvalidExpireDays { days: asked }),
         }
     }
 
-    /// The number of days.
+    /// The shorter of this and `limit`.
     #[must_use]
-    pub fn days(self) -> u32 {
-        self.days
+    pub fn at_most(self, limit: Option<Duration>) -> Self {
+        let limit = limit.and_then(|limit| SignedDuration::try_from(limit).ok());
+        Self {
+            life: limit.map_or(self.life, |limit| self.life.min(limit)),
+        }
+    }
+
+    /// From the moment of issue to the end.
+    #[must_use]
+    pub const fn life(self) -> SignedDuration {
+        self.life
+    }
+
+    /// How far a leaf is dated back, so that a machine whose clock is behind takes it: an hour, less if it is to live
+    /// for less than a day.
+    #[must_use]
+    pub fn dated_back(self) -> SignedDuration {
+        CLOCK_SKEW.min(self.life / 24)
     }
 }
 
 impl Default for Validity {
     fn default() -> Self {
         Self {
-            days: Self::DEFAULT_DAYS,
+            life: days(Self::DEFAULT_DAYS),
         }
     }
 }
@@ -114,7 +131,7 @@ impl Default for Validity {
 impl Authority {
     /// Signs a leaf with a fresh key.
     ///
-    /// It is valid from an hour before `now` for `validity`, never outside the CA's own life. The serial number is
+    /// It is valid from [`Validity::dated_back`] before `now` for `validity`, never outside the CA's own life. The serial number is
     /// derived from the fresh key: positive, 159 bits, unique. Before it is handed out the leaf is read back and
     /// verified against the CA. CPU heavy with [`KeyAlgorithm::Rsa2048`]: call it in `spawn_blocking`.
     pub fn issue(
@@ -128,7 +145,7 @@ impl Authority {
             now.checked_add(by)
                 .map_err(|_| PkiError::TimeOutOfRange { at: now })
         };
-        let (not_before, not_after) = (moved(-CLOCK_SKEW)?, moved(days(validity.days()))?);
+        let (not_before, not_after) = (moved(-validity.dated_back())?, moved(validity.life())?);
         self.issue_between(request, algorithm, not_before, not_after, now)
     }
 
@@ -194,8 +211,6 @@ impl Authority {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::jiff::SignedDuration;
-
     use super::*;
     use crate::pki::certificate::parse_der;
     use crate::pki::testing::{NOW, authority, now, self_signed, tenant};
@@ -212,13 +227,15 @@ mod tests {
 
     #[test]
     fn expire_days_have_bounds() {
-        assert_eq!(Validity::from_expire_days(None).unwrap().days(), 365);
+        let life = |days| Validity::from_expire_days(days).unwrap().life();
+        assert_eq!(life(None), SignedDuration::from_hours(365 * 24));
         for days in [1, 90, 3650] {
-            assert_eq!(
-                i64::from(Validity::from_expire_days(Some(days)).unwrap().days()),
-                days
-            );
+            assert_eq!(life(Some(days)), SignedDuration::from_hours(days * 24));
         }
+        let short = Validity::default().at_most(Some(Duration::from_mins(10)));
+        assert_eq!(short.life(), SignedDuration::from_mins(10));
+        assert_eq!(short.dated_back(), SignedDuration::from_secs(25));
+        assert_eq!(Validity::default().at_most(None), Validity::default());
         for days in [i64::MIN, -1, 0, 3651, i64::from(u32::MAX) + 2, i64::MAX] {
             let message = Validity::from_expire_days(Some(days)).unwrap_err().to_string();
             assert_eq!(

@@ -13,6 +13,7 @@ rare=(
   "create services"                           # asked for by a server-side apply that makes an object
   "create statefulsets.apps"                  # the same
   "delete pods"                               # an upgrade that is held up by a pod
+  "get persistentvolumeclaims"                # the StatefulSet of etcd is gone
   "get pods/log"                              # a container that crashed
   "create tokenreviews.authentication.k8s.io" # /metrics over HTTPS is asked for
   "create subjectaccessreviews.authorization.k8s.io"

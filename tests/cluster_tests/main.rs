@@ -13,6 +13,8 @@
     reason = "a test ends by a panic and tells by printing; clippy knows that only of what libtest runs"
 )]
 
+mod adoption;
+mod certificates;
 mod control_plane;
 mod deletion;
 mod edits;
@@ -21,6 +23,13 @@ mod process;
 mod restart;
 mod shapes;
 mod support;
+#[path = "../support/upstream.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "shared with the tests on an API server alone, and not all of it is used here"
+)]
+mod upstream;
 mod webhooks;
 
 use std::{
@@ -39,7 +48,7 @@ use support::{Scene, cluster, manager};
 /// Scenarios that run at once. The manager paces the starts of tenants; this bounds what waits beside them.
 const AT_ONCE: usize = 5;
 /// No scenario takes longer.
-const LIMIT: Duration = Duration::from_mins(15);
+const LIMIT: Duration = Duration::from_mins(40);
 
 type Run = fn(Scene) -> LocalBoxFuture<'static, ()>;
 
@@ -68,7 +77,9 @@ const ALONE: &[(&str, Run)] = &[
     ("restart", |scene| {
         restart::killed_in_the_middle(scene).boxed_local()
     }),
+    ("adoption", |scene| adoption::taken_over(scene).boxed_local()),
     ("webhooks", |scene| webhooks::survive(scene).boxed_local()),
+    ("certificates", |scene| certificates::renewed(scene).boxed_local()),
 ];
 
 fn main() -> ExitCode {

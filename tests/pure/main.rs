@@ -9,8 +9,12 @@
     reason = "a test that cannot go on panics, and reads best as a table"
 )]
 
+mod credentials;
 mod fixture;
 mod manifests;
 mod plan;
+mod real;
 mod render;
+mod three_years;
+mod upkeep;
 mod world;

@@ -4,9 +4,9 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use vc_manager::{
-    api::{Component, UpgradeStep, template::Template},
+    api::{Component, UpgradeStep, template::Template, virtual_cluster::CertificatePolicy},
     controller::{
-        plan::{self, Answer, Deaf, Effect, Goal, Plan},
+        plan::{self, Answer, Attempt, Deaf, Effect, Goal, Plan},
         render::{Kind, Tenant, TenantSecret},
         rollout,
     },
@@ -30,14 +30,24 @@ fn goal<'a>(tenant: &'a Tenant, template: &'a Template) -> Goal<'a> {
 }
 
 /// Provisions until done; checks the order on the way.
+/// An upgrade called `name` that is at `step` and refreshes every leaf.
+fn at(step: UpgradeStep, name: &str) -> Attempt<'_> {
+    Attempt {
+        name,
+        step,
+        certificates: CertificatePolicy::Always,
+        due: &[],
+    }
+}
+
 fn provision(world: &mut World, template: &Template) {
     let tenant = tenant();
     let goal = goal(&tenant, template);
     for _ in 0..PASSES {
-        let plan = plan::provision(&goal, &world.observed, true, now());
+        let plan = plan::provision(&goal, &world.observed, None, true, now());
         assert_eq!(
             plan,
-            plan::provision(&goal, &world.observed, true, now()),
+            plan::provision(&goal, &world.observed, None, true, now()),
             "the same observation, the same plan"
         );
         match plan {
@@ -99,7 +109,11 @@ fn check_order(world: &World, effect: &Effect) {
                 );
             }
         }
-        Effect::Apply(_) | Effect::DeletePod(_) | Effect::MakeRoom(_) => {}
+        Effect::Apply(_)
+        | Effect::PutBack { .. }
+        | Effect::Restart(_)
+        | Effect::DeletePod(_)
+        | Effect::MakeRoom(_) => {}
     }
 }
 
@@ -111,7 +125,7 @@ fn upgrade(world: &mut World, template: &Template, attempt: &str) -> Vec<Effect>
     for step in [UpgradeStep::ApiServer, UpgradeStep::ControllerManager] {
         let mut done = false;
         for _ in 0..PASSES {
-            match plan::upgrade(&goal, &world.observed, step, attempt, now()) {
+            match plan::upgrade(&goal, &world.observed, &at(step, attempt), now()) {
                 Plan::Do(effects) => effects.iter().for_each(|effect| {
                     check_order(world, effect);
                     world.apply(effect);
@@ -174,7 +188,7 @@ fn a_node_port_service_goes_after_its_stateful_set() {
     let mut world = World::default();
     let tenant = tenant();
     for _ in 0..PASSES {
-        match plan::provision(&goal(&tenant, &template), &world.observed, true, now()) {
+        match plan::provision(&goal(&tenant, &template), &world.observed, None, true, now()) {
             Plan::Do(effects) => effects.iter().for_each(|effect| world.apply(effect)),
             Plan::Wait(wait) => world.roll_out(wait.component.expect("a component")),
             _ => break,
@@ -199,12 +213,12 @@ fn only_pods_wait_for_their_turn() {
     let (tenant, template) = (tenant(), template());
     let goal = goal(&tenant, &template);
     let mut world = World::default();
-    while let Plan::Do(effects) = plan::provision(&goal, &world.observed, false, now()) {
+    while let Plan::Do(effects) = plan::provision(&goal, &world.observed, None, false, now()) {
         effects.iter().for_each(|effect| world.apply(effect));
     }
     assert!(world.observed.stateful_sets.is_empty());
     assert_eq!(world.observed.secrets.len(), 7);
-    let Plan::Wait(wait) = plan::provision(&goal, &world.observed, false, now()) else {
+    let Plan::Wait(wait) = plan::provision(&goal, &world.observed, None, false, now()) else {
         panic!("it waits")
     };
     assert_eq!(wait.component, None);
@@ -272,8 +286,8 @@ fn lost_roots_are_not_made_anew() {
         let mut world = whole.clone();
         world.observed.secrets.remove(lost.name());
         for plan in [
-            plan::provision(&goal, &world.observed, true, now()),
-            plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
+            plan::provision(&goal, &world.observed, None, true, now()),
+            plan::upgrade(&goal, &world.observed, &at(UpgradeStep::ApiServer, "r2@t"), now()),
             plan::preflight(&goal, &world.observed, false, now()),
         ] {
             let Plan::Blocked(why) = plan else {
@@ -299,8 +313,8 @@ fn another_ones_namespace_is_left_alone() {
         .expect("annotations")
         .insert("tenancy.x-k8s.io/vcuid".into(), "another".into());
     for plan in [
-        plan::provision(&goal, &world.observed, true, now()),
-        plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
+        plan::provision(&goal, &world.observed, None, true, now()),
+        plan::upgrade(&goal, &world.observed, &at(UpgradeStep::ApiServer, "r2@t"), now()),
         plan::preflight(&goal, &world.observed, false, now()),
     ] {
         assert!(matches!(plan, Plan::Blocked(_)), "{plan:?}");
@@ -356,14 +370,14 @@ fn the_gate_asks_the_tenant() {
     upgrade(&mut world, &template, "r2@t");
     world.observed.answer = Some(Answer::NotReady("401".into()));
     for step in [UpgradeStep::ApiServer, UpgradeStep::ControllerManager] {
-        let Plan::Wait(wait) = plan::upgrade(&goal, &world.observed, step, "r2@t", now()) else {
+        let Plan::Wait(wait) = plan::upgrade(&goal, &world.observed, &at(step, "r2@t"), now()) else {
             panic!("it waits")
         };
         assert!(wait.message.contains("401") && !wait.watched);
     }
     world.observed.answer = Some(Answer::NotAsked);
     assert_eq!(
-        plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now()),
+        plan::upgrade(&goal, &world.observed, &at(UpgradeStep::ApiServer, "r2@t"), now()),
         Plan::Done
     );
 }
@@ -385,8 +399,7 @@ fn no_success_while_the_apiserver_is_down_again() {
     let plan = plan::upgrade(
         &goal,
         &world.observed,
-        UpgradeStep::ControllerManager,
-        "r2@t",
+        &at(UpgradeStep::ControllerManager, "r2@t"),
         now(),
     );
     assert!(
@@ -404,7 +417,7 @@ fn before_it_ever_ran_a_tenant_gets_leaves_for_the_revision_it_agreed_to() {
         revision: "r2",
         ..goal(&tenant, &template)
     };
-    let Plan::Do(effects) = plan::provision(&other, &world.observed, true, now()) else {
+    let Plan::Do(effects) = plan::provision(&other, &world.observed, None, true, now()) else {
         panic!("it issues")
     };
     let leaves = "issue apiserver-ca etcd-ca front-proxy-ca controller-manager-kubeconfig admin-kubeconfig";
@@ -425,11 +438,16 @@ fn a_stuck_pod_of_an_older_revision_is_removed_and_one_of_the_newest_is_not() {
 
     let mut of_newest = world.clone();
     of_newest.break_pod(Component::ApiServer, &newest.expect("rolled out"));
-    let plan = plan::upgrade(&goal, &of_newest.observed, UpgradeStep::ApiServer, "r2@t", now());
+    let plan = plan::upgrade(
+        &goal,
+        &of_newest.observed,
+        &at(UpgradeStep::ApiServer, "r2@t"),
+        now(),
+    );
     assert!(!matches!(plan, Plan::Do(_)), "{plan:?}");
 
     world.break_pod(Component::ApiServer, "apiserver-older");
-    let Plan::Do(effects) = plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now())
+    let Plan::Do(effects) = plan::upgrade(&goal, &world.observed, &at(UpgradeStep::ApiServer, "r2@t"), now())
     else {
         panic!("it acts")
     };
@@ -447,7 +465,8 @@ fn room_is_made_for_the_successor_of_a_deaf_apiserver() {
         pod: "apiserver-0".into(),
         uid: "u".into(),
     }];
-    let act = |world: &World| plan::upgrade(&goal, &world.observed, UpgradeStep::ApiServer, "r2@t", now());
+    let act =
+        |world: &World| plan::upgrade(&goal, &world.observed, &at(UpgradeStep::ApiServer, "r2@t"), now());
     assert_eq!(
         act(&world),
         Plan::Do(vec![Effect::MakeRoom(world.observed.deaf[0].clone())])
@@ -474,6 +493,8 @@ fn name(effect: &Effect) -> String {
         Effect::Apply(object) => format!("{:?} {}", object.kind, object.name),
         Effect::DeletePod(pod) => format!("delete pod {}", pod.pod),
         Effect::MakeRoom(pod) => format!("make room for {}", pod.pod),
+        Effect::PutBack { object, .. } => format!("put back {:?} {}", object.kind, object.name),
+        Effect::Restart(restart) => format!("restart {}", restart.component),
     }
 }
 
@@ -520,7 +541,7 @@ proptest! {
         }
         // And then there is nothing to do.
         let tenant = tenant();
-        prop_assert_eq!(plan::provision(&goal(&tenant, &template), &world.observed, true, now()), Plan::Done);
+        prop_assert_eq!(plan::provision(&goal(&tenant, &template), &world.observed, None, true, now()), Plan::Done);
     }
 
     /// A crash after any number of effects of an upgrade: it is taken up where it was, no leaf is made twice.
@@ -533,7 +554,7 @@ proptest! {
         let mut left = crash_after;
         'crashed: for step in [UpgradeStep::ApiServer, UpgradeStep::ControllerManager] {
             loop {
-                match plan::upgrade(&goal, &world.observed, step, "r2@t", now()) {
+                match plan::upgrade(&goal, &world.observed, &at(step, "r2@t"), now()) {
                     Plan::Do(effects) => for effect in &effects {
                         // Secrets are written one by one.
                         let parts: Vec<_> = match effect {

@@ -54,20 +54,34 @@ impl World {
                     self.observed.secrets.insert(which.name().into(), secret);
                 }
             }
-            Effect::Apply(object) if object.kind == Kind::Service => {
+            Effect::Apply(object) | Effect::PutBack { object, .. } if object.kind == Kind::Service => {
                 let mut service: Service = serde_json::from_value(object.value.clone()).expect("a Service");
                 if let Some(spec) = &mut service.spec {
                     spec.cluster_ip.get_or_insert_with(|| "10.0.0.1".into());
                 }
                 self.observed.services.insert(object.name.clone(), service);
             }
-            Effect::Apply(object) => {
+            Effect::Apply(object) | Effect::PutBack { object, .. } => {
                 let mut set: StatefulSet =
                     serde_json::from_value(object.value.clone()).expect("a StatefulSet");
                 let old = self.observed.stateful_sets.get(&object.name);
                 set.metadata.generation = Some(old.and_then(|old| old.metadata.generation).unwrap_or(0) + 1);
                 set.status = old.and_then(|old| old.status.clone());
                 self.observed.stateful_sets.insert(object.name.clone(), set);
+            }
+            Effect::Restart(restart) => {
+                let set = self
+                    .observed
+                    .stateful_sets
+                    .remove(&restart.stateful_set)
+                    .expect("a StatefulSet");
+                let mut value = serde_json::to_value(set).expect("JSON");
+                json_patch::merge(&mut value, &restart.patch());
+                let mut set: StatefulSet = serde_json::from_value(value).expect("a StatefulSet");
+                set.metadata.generation = Some(set.metadata.generation.unwrap_or(0) + 1);
+                self.observed
+                    .stateful_sets
+                    .insert(restart.stateful_set.clone(), set);
             }
             Effect::DeletePod(pod) => self
                 .observed

@@ -7,7 +7,7 @@ use tokio::{runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use vc_manager::{
     args::{self, Command},
-    controller::{Setup, run},
+    controller::{Clock, Setup, run},
     metrics::Metrics,
 };
 
@@ -20,6 +20,8 @@ pub struct Options {
     pub flags: Vec<String>,
     /// Where it dies.
     pub cut: Cut,
+    /// What it takes the time from.
+    pub clock: Clock,
 }
 
 impl Default for Options {
@@ -27,6 +29,7 @@ impl Default for Options {
         Self {
             flags: Vec::new(),
             cut: Cut::Never,
+            clock: Clock::system(),
         }
     }
 }
@@ -95,6 +98,7 @@ impl Manager {
                 let client = ClientBuilder::try_from(kube_config)?.with_layer(&traffic).build();
                 let outcome = run(
                     Setup {
+                        clock: options.clock,
                         client,
                         config: Arc::from(config),
                         metrics,

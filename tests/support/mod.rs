@@ -23,6 +23,7 @@ pub mod samples;
 mod scope;
 pub mod templates;
 mod traffic;
+pub mod upstream;
 pub mod webhook;
 
 pub use apiserver::ApiServer;

@@ -25,7 +25,9 @@ pub(super) fn check(policy: &Value, faults: &mut Vec<FieldError>, warnings: &mut
         faults.push(FieldError::invalid(PATH, policy, "must be an object"));
         return;
     };
-    warnings.push(format!("{PATH}: has no effect in this version"));
+    if map.keys().any(|key| key != "certificates") {
+        warnings.push(format!("{PATH}: only certificates has an effect in this version"));
+    }
     unknown_keys(PATH, map, &KEYS, warnings);
     let mut fields = Fields {
         path: PATH.to_owned(),
@@ -241,7 +243,7 @@ mod tests {
             told(&policy),
             (
                 vec![],
-                vec!["spec.upgradePolicy: has no effect in this version".into()]
+                vec!["spec.upgradePolicy: only certificates has an effect in this version".into()]
             )
         );
         let nothing = json!({"maxConcurrent": null, "windows": null, "canary": null});

@@ -59,8 +59,14 @@ fn as_object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
-/// Writes the hash of `object` as it stands into its annotations.
+/// Writes the hash of `object` as it stands, but for an earlier such hash, into its annotations.
 pub(super) fn record_hash(object: &mut Value) {
+    if let Some(annotations) = object
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut)
+    {
+        annotations.remove(labels::RENDERED_HASH);
+    }
     let hash = canonical_hash(object);
     let metadata = &mut object["metadata"];
     child(metadata, "annotations").insert(labels::RENDERED_HASH.into(), hash.into());

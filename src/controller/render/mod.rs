@@ -7,6 +7,7 @@
 
 mod metadata;
 mod namespace;
+mod ownership;
 mod secret;
 mod service;
 mod stateful_set;
@@ -18,7 +19,9 @@ use kube::ResourceExt as _;
 use serde_json::Value;
 
 pub use namespace::{belongs_to, namespace};
+pub use ownership::{GO_PROGRAMS, field_managers, is_ours};
 pub use secret::{TenantSecret, data_of, secret};
+pub use stateful_set::{hash_key, hashed, hashes, hashes_of};
 
 use crate::api::{
     Component, VirtualCluster, labels, root_namespace, template::Bundle, template::Template,
@@ -74,6 +77,17 @@ pub enum Kind {
     Service,
 }
 
+impl Kind {
+    /// As the API calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::StatefulSet => "StatefulSet",
+            Self::Service => "Service",
+        }
+    }
+}
+
 /// `object` as it is applied in `namespace`, but for what depends on the tenant: its type, its place, and of a
 /// StatefulSet the update strategy and the label on its pods. Any JSON will do.
 #[must_use]
@@ -106,6 +120,32 @@ pub struct Rendered {
 }
 
 impl Rendered {
+    /// Kind and name.
+    #[must_use]
+    pub fn id(&self) -> (&'static str, String) {
+        (self.kind.name(), self.name.clone())
+    }
+
+    /// The same, with the number of replicas left to others.
+    #[must_use]
+    pub fn without_replicas(self) -> Self {
+        self.without("/spec", "replicas")
+    }
+
+    /// The same, with pods that do not carry the label of their tenant.
+    #[must_use]
+    pub fn without_cluster_label(self) -> Self {
+        self.without("/spec/template/metadata/labels", labels::CLUSTER)
+    }
+
+    fn without(mut self, parent: &str, key: &str) -> Self {
+        let parent = self.value.pointer_mut(parent).and_then(Value::as_object_mut);
+        if parent.is_some_and(|parent| parent.remove(key).is_some()) {
+            metadata::record_hash(&mut self.value);
+        }
+        self
+    }
+
     /// Hash of this rendering, as the object carries it.
     #[must_use]
     pub fn hash(&self) -> &str {
@@ -128,11 +168,22 @@ pub fn stateful_set(
     tenant: &Tenant,
     secrets: &BTreeMap<String, Secret>,
 ) -> Option<Rendered> {
+    stateful_set_with(template, component, tenant, &hashes(component, secrets))
+}
+
+/// As [`stateful_set`], with these annotations on the pod template.
+#[must_use]
+pub fn stateful_set_with(
+    template: &Template,
+    component: Component,
+    tenant: &Tenant,
+    hashes: &BTreeMap<String, String>,
+) -> Option<Rendered> {
     let bundle = template.bundle(component)?;
     let value = match component {
         Component::Etcd => stateful_set::etcd(bundle, template.etcd_service.as_deref()?, tenant),
         Component::ApiServer | Component::ControllerManager => {
-            stateful_set::with_hashes(bundle, tenant, secrets)
+            stateful_set::with_hashes(bundle, tenant, hashes)
         }
     };
     Some(rendered(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Secret};
 use serde_json::Value;
 
 use super::{Kind, Tenant, TenantSecret, metadata, secret};
@@ -33,24 +33,49 @@ pub(super) fn etcd(bundle: &Bundle, service: &str, tenant: &Tenant) -> Value {
     value
 }
 
-/// apiserver and controller-manager: hashes of the Secrets they read at start only, as pod-template annotations.
-pub(super) fn with_hashes(bundle: &Bundle, tenant: &Tenant, secrets: &BTreeMap<String, Secret>) -> Value {
+/// apiserver and controller-manager: `hashes` go into the annotations of the pod template.
+pub(super) fn with_hashes(bundle: &Bundle, tenant: &Tenant, hashes: &BTreeMap<String, String>) -> Value {
     let mut value = place(bundle, tenant);
     let template = &mut value["spec"]["template"];
     let annotations = metadata::child(&mut template["metadata"], "annotations");
-    for name in hashed(bundle.component).iter().map(|secret| secret.name()) {
-        if let Some(secret) = secrets.get(name) {
-            // What cannot be read is hashed as such: it changes once it is repaired.
-            let hash = pki::hash::annotation_hash(name, &secret::data_of(secret))
-                .unwrap_or_else(|_| "unreadable".into());
-            annotations.insert(format!("{name}-hash"), hash.into());
-        }
+    for (key, hash) in hashes {
+        annotations.insert(key.clone(), hash.clone().into());
     }
     value
 }
 
-/// Secrets whose change replaces the pods of a component.
-fn hashed(component: Component) -> &'static [TenantSecret] {
+/// Hashes of the Secrets that `component` reads, by the keys of the annotations. Of one that does not exist there is
+/// none.
+#[must_use]
+pub fn hashes(component: Component, secrets: &BTreeMap<String, Secret>) -> BTreeMap<String, String> {
+    let hash = |which: &TenantSecret| {
+        let secret = secrets.get(which.name())?;
+        // What cannot be read is hashed as such: it changes once it is repaired.
+        let hash = pki::hash::annotation_hash(which.name(), &secret::data_of(secret))
+            .unwrap_or_else(|_| "unreadable".into());
+        Some((hash_key(*which), hash))
+    };
+    hashed(component).iter().filter_map(hash).collect()
+}
+
+/// The annotations on the pod template of a stored StatefulSet.
+#[must_use]
+pub fn hashes_of(set: &StatefulSet) -> BTreeMap<String, String> {
+    let template = set.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref());
+    template
+        .and_then(|metadata| metadata.annotations.clone())
+        .unwrap_or_default()
+}
+
+/// Annotation that carries the hash of a Secret.
+#[must_use]
+pub fn hash_key(secret: TenantSecret) -> String {
+    format!("{secret}-hash")
+}
+
+/// Secrets whose hashes a component carries.
+#[must_use]
+pub const fn hashed(component: Component) -> &'static [TenantSecret] {
     match component {
         Component::Etcd => &[],
         Component::ApiServer => &[

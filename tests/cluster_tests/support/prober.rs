@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use http::Request;
 use kube::{Client, Config};
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+};
 
 /// How often it is asked, each time over a new connection.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -39,6 +42,12 @@ impl Outages {
 impl Prober {
     /// Starts asking the tenant that `config` leads to, with the credentials in it.
     pub(crate) fn start(config: Config) -> Self {
+        // Nobody says anything else.
+        Self::follow(watch::channel(config).1)
+    }
+
+    /// Starts asking the tenant that the present value of `config` leads to.
+    pub(crate) fn follow(config: watch::Receiver<Config>) -> Self {
         let (stop, stopped) = oneshot::channel();
         Self {
             stop,
@@ -53,7 +62,7 @@ impl Prober {
     }
 }
 
-async fn probe(config: Config, mut stopped: oneshot::Receiver<()>) -> Outages {
+async fn probe(config: watch::Receiver<Config>, mut stopped: oneshot::Receiver<()>) -> Outages {
     let mut outages = Outages::default();
     let mut since: Option<Instant> = None;
     let mut ticks = tokio::time::interval(PERIOD);
@@ -65,7 +74,8 @@ async fn probe(config: Config, mut stopped: oneshot::Receiver<()>) -> Outages {
         }
         let asked = Instant::now();
         outages.asked += 1;
-        match (ask(&config).await, since) {
+        let present = config.borrow().clone();
+        match (ask(present).await, since) {
             (Ok(()), Some(start)) => {
                 outages.spans.push(start.elapsed());
                 since = None;
@@ -82,8 +92,8 @@ async fn probe(config: Config, mut stopped: oneshot::Receiver<()>) -> Outages {
 }
 
 /// A request that only its administrator's certificate is allowed.
-async fn ask(config: &Config) -> Result<(), String> {
-    let client = Client::try_from(config.clone()).map_err(|error| error.to_string())?;
+async fn ask(config: Config) -> Result<(), String> {
+    let client = Client::try_from(config).map_err(|error| error.to_string())?;
     let request = Request::get("/api/v1/namespaces/kube-system")
         .body(Vec::new())
         .map_err(|error| error.to_string())?;

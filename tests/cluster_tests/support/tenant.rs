@@ -524,7 +524,7 @@ impl Tenant {
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
     config_map_uid: String,
-    token: String,
+    pub(crate) token: String,
     admin_kubeconfig: String,
 }
 
