@@ -1,6 +1,10 @@
 //! Does what a plan says, in its order, and nothing it does not say. The first effect that fails ends the pass.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use k8s_openapi::{
     api::core::v1::{Namespace, Secret},
@@ -21,7 +25,7 @@ use crate::pki::{self, Authority, CertifiedPair, KeyAlgorithm, PkiError, kubecon
 
 /// How leaves are issued: the flags that say so.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Issuing {
+pub(super) struct Issuing<'a> {
     /// Kind of their keys.
     pub(super) algorithm: KeyAlgorithm,
     /// Limit of their life.
@@ -29,6 +33,23 @@ pub(super) struct Issuing {
     /// Whether what the VirtualCluster asks for and no certificate can have is left out: a tenant that runs must not run
     /// out of certificates for it.
     pub(super) lenient: bool,
+    /// What keeps the root CA between effects of one plan, if it has several that issue.
+    pub(super) signer: Option<&'a Signer>,
+}
+
+/// The root CA that leaves are signed with: loaded for the first of them, and kept for the others. It is for one
+/// observation of one tenant.
+#[derive(Debug, Default)]
+pub(super) struct Signer(OnceLock<Loaded>);
+
+impl Signer {
+    fn load(&self, secret: &Secret, now: Timestamp) -> Result<Loaded, PkiError> {
+        if let Some(loaded) = self.0.get() {
+            return Ok(loaded.clone());
+        }
+        let loaded = load_authority(secret, now)?;
+        Ok(self.0.get_or_init(|| loaded).clone())
+    }
 }
 
 /// Does one effect for the tenant of `goal`. `observed` is what the plan was made from.
@@ -37,7 +58,7 @@ pub(super) async fn apply(
     goal: &Goal<'_>,
     observed: &Observed,
     effect: &Effect,
-    issuing: Issuing,
+    issuing: Issuing<'_>,
     now: Timestamp,
 ) -> Result<(), Error> {
     let root = &goal.tenant.root_namespace;
@@ -90,7 +111,7 @@ async fn issue(
     observed: &Observed,
     secrets: &[TenantSecret],
     attempt: Option<&str>,
-    issuing: Issuing,
+    issuing: Issuing<'_>,
     now: Timestamp,
 ) -> Result<(), Error> {
     let root = &goal.tenant.root_namespace;
@@ -112,8 +133,10 @@ async fn issue(
     let server = server_of(goal, observed);
 
     let stored = observed.secrets.get(TenantSecret::RootCa.name());
+    let own = Signer::default();
+    let signer = issuing.signer.unwrap_or(&own);
     let mut authority = match stored {
-        Some(secret) => Some(load_authority(secret, now).map_err(|source| Error::Pki {
+        Some(secret) => Some(signer.load(secret, now).map_err(|source| Error::Pki {
             what: format!("use Secret {root}/root-ca"),
             source: Box::new(source),
         })?),
@@ -180,6 +203,7 @@ async fn store(kubernetes: &Kubernetes, root: &str, which: TenantSecret, value: 
         .map(|_| ())
 }
 
+#[derive(Clone, Debug)]
 struct Loaded {
     certificate_pem: String,
     authority: Arc<Authority>,

@@ -123,7 +123,7 @@ impl Context {
         Timestamp::from_second(now.as_second()).unwrap_or(now)
     }
 
-    fn issuing(&self) -> Issuing {
+    fn issuing(&self) -> Issuing<'_> {
         Issuing {
             algorithm: match self.config.leaf_key_algorithm {
                 LeafKeyAlgorithm::EcdsaP256 => KeyAlgorithm::EcdsaP256,
@@ -131,6 +131,7 @@ impl Context {
             },
             max_life: self.config.max_certificate_life,
             lenient: false,
+            signer: None,
         }
     }
 

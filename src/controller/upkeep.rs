@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use super::{
     Context, TenantKey, adoption,
-    apply::{Issuing, apply},
+    apply::{Issuing, Signer, apply},
     credentials::{Credentials, Fault, Judge, Why, judge, server_of},
     error::Error,
     managed_fields::Drift,
@@ -117,7 +117,8 @@ pub(super) async fn reconcile(context: &Context, key: &TenantKey, vc: VirtualClu
                 let care = care(context, &vc, credentials, &known, &refusals.of);
                 plan::upkeep(&goal, &observed, &care, now)
             }
-            Err(fault) => Plan::Blocked(fault.message.clone()),
+            // Nothing is touched, but how it is shows in the status.
+            Err(_) => plan::health(&goal, &observed, now),
         };
         let view = View {
             context,
@@ -128,6 +129,7 @@ pub(super) async fn reconcile(context: &Context, key: &TenantKey, vc: VirtualClu
             judged: &judged,
             known: &known,
             refusals: &refusals,
+            signer: &Signer::default(),
             now,
         };
         let effects = match plan {
@@ -254,6 +256,7 @@ struct View<'a> {
     judged: &'a Result<Credentials, Fault>,
     known: &'a BTreeMap<ObjectId, Known>,
     refusals: &'a Refusals,
+    signer: &'a Signer,
     now: Timestamp,
 }
 
@@ -282,6 +285,10 @@ impl View<'_> {
     async fn settle(&self, plan: Plan) -> Result<Kept, Error> {
         let restarting = &self.context.restarting;
         let (next, at_rest) = match &plan {
+            _ if self.judged.is_err() => {
+                restarting.give_back(self.key, Instant::now());
+                (Next::In(BLOCKED_CHECK), true)
+            }
             Plan::Wait(_) => {
                 let next = if plan::awaits_reload(self.observed, self.now) {
                     SERVED_CHECK
@@ -309,6 +316,7 @@ impl View<'_> {
             context,
             goal,
             observed,
+            signer,
             now,
             ..
         } = *self;
@@ -322,6 +330,7 @@ impl View<'_> {
             effect,
             Issuing {
                 lenient: true,
+                signer: Some(signer),
                 ..context.issuing()
             },
             now,
@@ -565,7 +574,7 @@ impl View<'_> {
 
     /// What differs from the revision and is left as it is.
     fn difference(&self) -> Option<Difference> {
-        if self.vc.is_adopted() || self.judged.is_err() || self.observed.namespace.is_none() {
+        if self.vc.is_adopted() {
             return None;
         }
         // By the reason for which they are left, the one that most needs a person first.
@@ -614,8 +623,17 @@ impl View<'_> {
             let why = "put back several times within an hour and changed again each time: it is left for now. Find who changes it";
             return Some((1, "Contested", why.into()));
         }
-        let paused = || (2, "Paused", "not put back while spec.paused is true".to_owned());
-        self.vc.spec.paused.then(paused)
+        let (reason, why) = if self.judged.is_err() {
+            (
+                "CredentialsAtFault",
+                "not put back before the condition CertificatesValid is True again",
+            )
+        } else if self.vc.spec.paused {
+            ("Paused", "not put back while spec.paused is true")
+        } else {
+            return None;
+        };
+        Some((2, reason, why.into()))
     }
 
     fn next_look(&self) -> Next {

@@ -162,6 +162,15 @@ async fn what_is_deleted_taken_over_or_scaled_by_hand_is_put_back() {
             },
         )
         .await;
+    // Nobody owns anything any more.
+    scene
+        .repairs(set, "apiserver", &["the whole object"], async || {
+            let nobody = json!({"metadata": {"managedFields": [{}]}});
+            scene
+                .patch(set, "apiserver", "restore", Patch::Merge(nobody))
+                .await;
+        })
+        .await;
     scene
         .repairs(
             set,

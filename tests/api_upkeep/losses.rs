@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 use vc_manager::{api::labels, controller::render::Kind};
@@ -110,6 +110,27 @@ async fn etcd_whose_volumes_are_there_is_made_anew() {
     scene.delete(SET, "etcd").await;
     eventually("it is made anew", async || scene.shape(SET, "etcd").await).await;
     scene.says("Ready", "True", "Running").await;
+}
+
+/// Deleted with `--cascade=orphan`, its pods run on, and so does their data: a new one takes them up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_whose_pods_are_there_is_made_anew() {
+    let scene = Scene::start("up-orphans").await;
+    let before = scene.shape(SET, "etcd").await;
+    let running = json!({"ready": true, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}});
+    scene.driver.make_pod(&scene.root, "etcd", running).await;
+    scene.at_rest().await;
+    let orphan = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
+    scene.api(SET).delete("etcd", &orphan).await.unwrap();
+    scene
+        .tells("DriftRepaired", &["StatefulSet etcd was deleted"])
+        .await;
+    scene.at_rest().await;
+    assert_eq!(scene.shape(SET, "etcd").await, before);
+    assert_eq!(scene.told("Blocked").await, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! Root CA and service-account key are made once: when one is lost, damaged or swapped, nothing in the tenant is
 //! touched until it is restored.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret, jiff::SignedDuration};
 use kube::api::{DeleteParams, PostParams};
@@ -45,7 +45,6 @@ async fn stops(
             replace(scene, secret, data).await;
             // Things that would be put right.
             scene.delete_secret("front-proxy-ca").await;
-            scene.delete(Kind::Service, "etcd").await;
             scene
                 .edit(
                     Kind::StatefulSet,
@@ -69,16 +68,25 @@ async fn stops(
         "{reason}: nothing is written"
     );
     assert_eq!(scene.told(reason).await.len(), told + 1, "told once");
+    // It is not looked at over and over, either: it rests.
     scene.assert_settled().await;
-    let mark = scene.manager().traffic.mark();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let mut calls = scene.manager().traffic.since(mark);
-    calls.retain(|call| call.verb != "watch");
-    assert_eq!(calls, [], "it is not looked at over and over");
     assert_eq!(
         condition(&scene.tenant().await, "Ready").status,
         "True",
         "it runs as it did"
+    );
+
+    // What is wrong besides is said, and left.
+    let message = scene.says("Drifted", "True", "CredentialsAtFault").await;
+    assert!(message.contains("metadata.labels.tier"), "{message}");
+    scene.delete(Kind::StatefulSet, "controller-manager").await;
+    scene.says("Ready", "False", "NotReady").await;
+    scene.assert_settled().await;
+    assert!(
+        scene
+            .shape(Kind::StatefulSet, "controller-manager")
+            .await
+            .is_none()
     );
 
     replace(scene, secret, Some(&good[secret])).await;
@@ -88,7 +96,8 @@ async fn stops(
     assert_eq!(restored[secret], good[secret]);
     // And what had to wait is done.
     assert!(restored.contains_key("front-proxy-ca"));
-    assert!(scene.shape(Kind::Service, "etcd").await.is_some());
+    scene.says("Ready", "True", "Running").await;
+    scene.says("Drifted", "False", "InSync").await;
     scene.assert_certified().await;
     scene.assert_settled().await;
     let texts = scene.all_texts().await;

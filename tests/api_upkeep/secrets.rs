@@ -2,14 +2,21 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::{ByteString, api::core::v1::Secret, jiff::SignedDuration};
-use kube::api::PostParams;
+use k8s_openapi::{
+    ByteString,
+    api::{apps::v1::StatefulSet, core::v1::Secret},
+    jiff::SignedDuration,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
 use serde_json::json;
 use vc_manager::{controller::render::Kind, pki::CertificateInfo};
 
 use crate::{
     scene::{LEAVES, ONE, Scene},
-    support::{condition, eventually, root_of},
+    support::{Recorder, condition, eventually, root_of},
 };
 
 type Data = BTreeMap<String, String>;
@@ -240,6 +247,67 @@ async fn leaves_are_renewed_in_time() {
     scene.assert_settled().await;
 }
 
+/// Certificates of many tenants may come to their time on one day; only so many restart at once, and all get there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarts_for_certificates_take_turns() {
+    let scene = Scene::of(
+        "up-turns",
+        crate::scene::content(),
+        &["--max-upgrading-tenants=1"],
+    )
+    .await;
+    let names = [ONE, "two", "three", "four"];
+    futures::future::join_all(names[1..].iter().map(|name| scene.scope.provision(name))).await;
+    scene.at_rest().await;
+    let record = Recorder::<StatefulSet>::start(Api::all(scene.scope.client.clone())).await;
+    scene.pass(SignedDuration::from_hours(24 * 300));
+    futures::future::join_all(names.map(|name| scene.poke(name))).await;
+    let prefix = format!("{}-", scene.scope.namespace);
+    let restarted = async || {
+        let sets = Api::<StatefulSet>::all(scene.scope.client.clone());
+        let sets = sets.list(&ListParams::default()).await.unwrap();
+        let own = sets
+            .iter()
+            .filter(|set| set.namespace().unwrap_or_default().starts_with(&prefix));
+        let done = own.filter(|set| {
+            let status = set.status.clone().unwrap_or_default();
+            set.metadata.generation > Some(1)
+                && status.observed_generation == set.metadata.generation
+                && status.ready_replicas == Some(1)
+        });
+        (done.count() == 2 * names.len()).then_some(())
+    };
+    eventually("all of them to be restarted", restarted).await;
+    scene.at_rest().await;
+    scene.assert_certified().await;
+
+    // Who was restarting at any moment, by the order of the API server's own numbers.
+    let mut seen = record.states();
+    seen.retain(|set| set.namespace().unwrap_or_default().starts_with(&prefix));
+    seen.sort_by_key(|set| set.resource_version().unwrap().parse::<u64>().unwrap());
+    let mut unready: BTreeMap<String, BTreeMap<String, bool>> = BTreeMap::new();
+    for set in seen {
+        let status = set.status.clone().unwrap_or_default();
+        let ready = status.observed_generation == set.metadata.generation && status.ready_replicas == Some(1);
+        let sets = unready.entry(set.namespace().unwrap()).or_default();
+        sets.insert(set.name_any(), ready);
+        let restarting = unready
+            .values()
+            .filter(|sets| sets.values().any(|ready| !ready))
+            .count();
+        assert!(restarting <= 1, "{unready:?}");
+    }
+    for name in names {
+        scene.says_of(name, "Ready", "True", "Running").await;
+        assert_eq!(
+            scene.told_of(name, "CertificatesRenewed").await.len(),
+            1,
+            "{name}"
+        );
+        assert_eq!(scene.told_of(name, "DriftRepaired").await, [""; 0], "{name}");
+    }
+}
+
 /// A Secret that cannot be written is told of, and not tried again and again; what else is to be done is done.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leaf_that_cannot_be_written_is_told_and_holds_up_nothing_else() {
@@ -293,5 +361,4 @@ async fn a_leaf_that_cannot_be_written_is_told_and_holds_up_nothing_else() {
     scene.assert_certified().await;
     assert_eq!(condition(&scene.tenant().await, "Ready").status, "True");
     scene.assert_settled().await;
-    let _ = ONE;
 }

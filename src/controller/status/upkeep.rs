@@ -108,8 +108,6 @@ pub(in crate::controller) fn kept(
                 set(&mut status, vc, READY, "False", "NotReady", &message, now);
             }
         }
-        // A tenant whose credentials are at fault runs on as it is.
-        Plan::Blocked(_) if found.credentials.is_err() => {}
         Plan::Blocked(why) => set(&mut status, vc, READY, "False", "Blocked", &shortened(why), now),
     }
     told(&mut status, vc, of_credentials(found), now);
@@ -226,8 +224,8 @@ pub(in crate::controller) fn news(
     vc: &VirtualCluster,
     found: &Found<'_>,
 ) -> Vec<(&'static str, &'static str, String)> {
-    let blocked = match (found.plan, found.credentials) {
-        (Plan::Blocked(why), Ok(_)) => Some((READY, false, "Blocked", why.clone())),
+    let blocked = match found.plan {
+        Plan::Blocked(why) => Some((READY, false, "Blocked", why.clone())),
         _ => None,
     };
     of_credentials(found)
