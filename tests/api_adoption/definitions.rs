@@ -1,15 +1,18 @@
 //! The CustomResourceDefinitions of both managers.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::{
+    api::{apps::v1::StatefulSet, core::v1::Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{Api, ResourceExt, api::PostParams};
 use serde_json::{Value, json};
 use vc_manager::api::{VirtualCluster, crd::crds};
 
 use crate::found::{
-    assert_untouched, at_rest, footprint, has_good_kubeconfigs, object, old_conditions, taken_over,
+    FOR_LIFE, Found, assert_untouched, at_rest, has_good_kubeconfigs, object, old_conditions, taken_over,
 };
 use crate::made::{left, make_namespace, present, running};
-use crate::running::first_upgrade;
+use crate::running::{first_upgrade, first_upgrade_to};
 use crate::support::{
     ApiServer, Driver, Manager, Options, Scope, eventually, templates,
     upstream::{self, Reached, State, Tenant, raw},
@@ -46,13 +49,8 @@ async fn definitions_are_replaced_and_put_back() {
         );
     }
 
-    define(&scope, &crds()).await;
     let pending = found.pop().unwrap();
-    let names: Vec<_> = found.iter().map(|tenant| tenant.name.as_str()).collect();
-    let manager = Manager::start(&scope, Options::default());
-    for name in &names {
-        taken_over(&scope, name).await;
-    }
+    let manager = take_over(&scope, &found).await;
     eventually("good kubeconfigs", async || {
         let secrets = scope.secrets(&pending.root).await;
         has_good_kubeconfigs(&secrets, &pending.root).then_some(())
@@ -60,18 +58,41 @@ async fn definitions_are_replaced_and_put_back() {
     .await;
     driver.release("pending", "controller-manager");
     scope.settled("pending").await;
-    at_rest(&manager, &names).await;
     assert_untouched(&scope, &found, &manager).await;
     scope.edit(|content| templates::verbosity(content, 5)).await;
     first_upgrade(&scope, &found[0]).await;
     manager.stop().await.unwrap();
 
-    // Back: what the Go manager needs is there, and what it does not know is dropped with its first write.
-    let upgraded = object(&scope, "plain").await;
-    let files = footprint(&scope, &found[0].root).await;
-    define(&scope, &upstream::definitions()).await;
-    let api = raw::<VirtualCluster>(&scope.client, Some("moved"));
+    put_back(&scope, &found).await;
+    upgraded_there(&scope, &tenants[0], &found[0]).await;
+    let mut again = Vec::new();
     for tenant in &found {
+        again.push(Found::of(&scope, &tenant.name, &tenant.root).await);
+    }
+    let manager = take_over(&scope, &again).await;
+    assert_untouched(&scope, &again, &manager).await;
+    scope.edit(|content| templates::verbosity(content, 6)).await;
+    first_upgrade_to(&scope, &again[0], "-v=6").await;
+}
+
+/// This manager's definitions, and the manager: all tenants are pinned to what runs.
+async fn take_over(scope: &Scope, found: &[Found]) -> Manager {
+    define(scope, &crds()).await;
+    let manager = Manager::start(scope, Options::default());
+    for tenant in found {
+        taken_over(scope, &tenant.name).await;
+    }
+    let names: Vec<_> = found.iter().map(|tenant| tenant.name.as_str()).collect();
+    at_rest(&manager, &names).await;
+    manager
+}
+
+/// The Go manager's definitions: what it needs is there, and what it does not know is dropped with its first write.
+async fn put_back(scope: &Scope, found: &[Found]) {
+    let upgraded = object(scope, "plain").await;
+    define(scope, &upstream::definitions()).await;
+    let api = raw::<VirtualCluster>(&scope.client, Some("moved"));
+    for tenant in found {
         let mut object = api.get(&tenant.name).await.unwrap();
         let said = json!("said by the Go manager");
         object.data["status"]["message"] = said.clone();
@@ -90,20 +111,34 @@ async fn definitions_are_replaced_and_put_back() {
     }
     let typed = |object: &Value| old_conditions(object).len();
     assert!(
-        typed(&object(&scope, "plain").await) >= typed(&upgraded),
+        typed(&object(scope, "plain").await) >= typed(&upgraded),
         "none of its conditions is lost"
     );
+}
 
-    // And here once more: pinned to what runs, which is what was made here before.
-    define(&scope, &crds()).await;
-    let manager = Manager::start(&scope, Options::default());
-    for name in &names {
-        taken_over(&scope, name).await;
+/// The Go manager upgrades what was made here, and leaves nothing of what this manager notes down.
+async fn upgraded_there(scope: &Scope, tenant: &Tenant, found: &Found) {
+    let before = scope.secrets(&found.root).await;
+    tenant.upgrade(&scope.client).await;
+    let secrets = scope.secrets(&found.root).await;
+    assert_eq!(secrets["root-ca"], before["root-ca"]);
+    for secret in ["apiserver-ca", "etcd-ca", "serviceaccount-rsa"] {
+        assert_ne!(secrets[secret], before[secret], "{secret}");
     }
-    at_rest(&manager, &names).await;
-    assert_eq!(footprint(&scope, &found[0].root).await, files);
-    scope.edit(|content| templates::verbosity(content, 6)).await;
-    scope.upgrade("plain").await;
+    for set in ["apiserver", "controller-manager"] {
+        let set: StatefulSet = scope.get(&found.root, set).await;
+        assert!(set.annotations().is_empty(), "{:?}", set.annotations());
+    }
+    for secret in secrets.keys() {
+        let secret: Secret = scope.get(&found.root, secret).await;
+        // Those that are for life are created here, so that another manager does not own their notes.
+        let for_life = FOR_LIFE.contains(&secret.name_any().as_str());
+        assert!(
+            for_life || secret.annotations().is_empty(),
+            "{:?}",
+            secret.annotations()
+        );
+    }
 }
 
 /// Replaces the definitions, as `kubectl replace` would, and waits until they are in force.

@@ -131,8 +131,13 @@ async fn running_tenants(scope: &str, service_type: &str) {
     }
 }
 
-/// The first upgrade of a tenant that was taken over.
+/// The first upgrade of a tenant that was taken over, to a content with `-v=5`.
 pub(crate) async fn first_upgrade(scope: &Scope, tenant: &Found) {
+    first_upgrade_to(scope, tenant, "-v=5").await;
+}
+
+/// The same to another verbosity.
+pub(crate) async fn first_upgrade_to(scope: &Scope, tenant: &Found, verbosity: &str) {
     let (name, root) = (&tenant.name, &tenant.root);
     let taken = object(scope, name).await;
     scope.upgrade(name).await;
@@ -185,7 +190,7 @@ pub(crate) async fn first_upgrade(scope: &Scope, tenant: &Found) {
         let set = serde_json::to_value(scope.get::<StatefulSet>(root, set).await).unwrap();
         let spec = &set["spec"];
         let template = &spec["template"];
-        assert_eq!(template["spec"]["containers"][0]["args"][0], "-v=5", "{name}");
+        assert_eq!(template["spec"]["containers"][0]["args"][0], *verbosity, "{name}");
         assert_eq!(
             spec["updateStrategy"]["type"], "RollingUpdate",
             "{name}: or no pod is replaced"

@@ -80,9 +80,11 @@ pub(crate) async fn taken_over(scene: Scene) {
     for tenant in &running {
         tenant.tenant.opt_in().await;
     }
-    for tenant in running {
-        tenant.upgrades(edited.resource_version().as_deref()).await;
-    }
+    let resource_version = edited.resource_version();
+    let upgrades = running
+        .into_iter()
+        .map(|tenant| tenant.upgrades(resource_version.as_deref()));
+    futures::future::join_all(upgrades).await;
     data.expect_kept(&pending).await;
     pending.delete().await;
     pending.gone().await;
@@ -264,7 +266,7 @@ async fn for_life(tenant: &Tenant) -> BTreeMap<String, BTreeMap<String, String>>
     secrets
 }
 
-/// `ConfigMaps` of a tenant whose kubeconfig may be one that newer clients refuse.
+/// Where a tenant keeps a ConfigMap; its kubeconfig may be one that newer clients refuse.
 async fn config_maps(tenant: &Tenant) -> Api<ConfigMap> {
     let kubeconfig = &tenant.secrets().await["admin-kubeconfig"]["admin-kubeconfig"];
     let config = tenant.config_of(&kubeconfig.replace(['[', ']'], "")).await;

@@ -245,6 +245,48 @@ impl Tenant {
         }
     }
 
+    /// Upgrades one that runs, whoever made it, to what its ClusterVersion says, as its owner agreed by label.
+    pub async fn upgrade(&self, client: &Client) {
+        let tenants = raw::<VirtualCluster>(client, Some(&self.namespace));
+        let object = tenants.get(&self.name).await.expect("the VirtualCluster");
+        let root = object.data["status"]["clusterNamespace"].as_str();
+        let upgraded = Self {
+            state: State::Upgraded { from: Value::Null },
+            ..self.clone()
+        };
+        let work = Work {
+            client,
+            tenant: &upgraded,
+            root: root.expect("a root namespace").to_owned(),
+            uid: object.uid().unwrap_or_default(),
+        };
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), &work.root);
+        let authority = RootCa::load(&secrets.get("root-ca").await.expect("a root CA"));
+        let version = raw::<ClusterVersion>(client, None)
+            .get(&self.cluster_version)
+            .await
+            .expect("the ClusterVersion");
+        work.upgrade(&version.data["spec"], authority).await;
+        let (message, reason) = work.tuples().pop().expect("the end");
+        work.save(|object| {
+            let status = &mut object.data["status"];
+            status["message"] = json!(message);
+            status["reason"] = json!(reason);
+            let conditions = status["conditions"].as_array_mut().expect("conditions");
+            if !conditions.iter().any(|known| known["reason"] == *reason) {
+                conditions.push(
+                    json!({"lastTransitionTime": now().to_string(), "message": message,
+                    "reason": reason, "status": "True"}),
+                );
+            }
+            let labels = object.labels_mut();
+            labels.remove("tenancy.x-k8s.io/ready-for-upgrade");
+            let applied = version.resource_version().unwrap_or_default();
+            labels.insert("tenancy.x-k8s.io/cluster-version-applied".into(), applied);
+        })
+        .await;
+    }
+
     fn made(&self) -> Timestamp {
         now() - self.age
     }
@@ -828,6 +870,24 @@ impl RootCa {
             made,
             authority,
             pair,
+        }
+    }
+
+    /// One that exists. Of its key this is the one form that the Go manager reads.
+    fn load(secret: &Secret) -> Self {
+        let data = secret.data.clone().unwrap_or_default();
+        let text = |key: &str| String::from_utf8(data[key].0.clone()).expect("text");
+        let (certificate_pem, key_pem) = (text("tls.crt"), text("tls.key"));
+        let key = pem::parse(&key_pem).expect("a key");
+        assert_eq!(key.tag(), "RSA PRIVATE KEY", "it reads PKCS#1 only");
+        let made = now();
+        Self {
+            made,
+            authority: Authority::load(&certificate_pem, &key_pem, made).expect("a CA"),
+            pair: CertifiedPair {
+                certificate_pem,
+                key_pem: key_pem.into(),
+            },
         }
     }
 
