@@ -349,8 +349,9 @@ impl Kubernetes {
             );
             if let Ok(log) = read.await
                 && let Some(line) = log.lines().rev().find(|line| !line.trim().is_empty())
-                // The kubelet's own words, as the log: the container is gone already.
+                // The kubelet's own words, as the log: the container, or its file, is gone already.
                 && !line.starts_with("unable to retrieve container logs for ")
+                && !line.starts_with("failed to try resolving symlinks in path ")
             {
                 return Some(line.trim().chars().take(240).collect());
             }
