@@ -163,6 +163,59 @@ async fn if_needed_only_what_is_due_is_refreshed() {
     scene.assert_settled().await;
 }
 
+/// A certificate that the apiserver took up while it ran is no reason for an upgrade to restart it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn if_needed_an_upgrade_does_not_restart_for_what_was_renewed_before() {
+    let mut scene = Scene::of("up-reloaded", with_policy("IfNeeded"), &[]).await;
+    let carried = async |scene: &Scene| {
+        let set = scene.shape(SET, "apiserver").await.unwrap();
+        set.pointer("/spec/template/metadata/annotations/apiserver-ca-hash")
+            .cloned()
+    };
+    let (before, sets) = (carried(&scene).await, scene.generations().await);
+    // One that asks its tenants relies on them to take up what they can. (None answers here.)
+    scene.restart_manager_with(&["--tenant-probe=true"]).await;
+    let secrets = scene.scope.secrets(&scene.root).await;
+    scene.pass(SignedDuration::from_hours(24 * 300));
+    scene.poke(ONE).await;
+    scene.tells("CertificatesRenewed", &LEAVES).await;
+    scene.says("Ready", "False", "NotReady").await;
+    scene.restart_manager_with(&[]).await;
+    scene.says("Ready", "True", "Running").await;
+    scene.at_rest().await;
+    let renewed = scene.scope.secrets(&scene.root).await;
+    assert_eq!(differing(&secrets, &renewed).len(), LEAVES.len());
+    assert_eq!(
+        differing(&sets, &scene.generations().await),
+        ["controller-manager"]
+    );
+    assert_eq!(carried(&scene).await, before);
+    scene.assert_settled().await;
+
+    let sets = scene.generations().await;
+    scene
+        .scope
+        .edit(|content| content["apiServer"]["service"]["spec"]["sessionAffinity"] = json!("ClientIP"))
+        .await;
+    scene.scope.upgrade(ONE).await;
+    scene.at_rest().await;
+    assert_eq!(scene.generations().await, sets);
+    assert_eq!(scene.scope.secrets(&scene.root).await, renewed);
+    scene.assert_settled().await;
+    // One that replaces the pods anyway brings the hash up to date.
+    scene
+        .edit(
+            SET,
+            "apiserver",
+            json!({"spec": {"template": {"metadata": {"annotations": {"example.com/scrape": "false"}}}}}),
+        )
+        .await;
+    scene.tells("DriftRepaired", &["StatefulSet apiserver"]).await;
+    scene.at_rest().await;
+    scene.assert_certified().await;
+    scene.assert_settled().await;
+}
+
 /// What a new revision says of etcd is for tenants to come: neither an upgrade nor the upkeep after it touches etcd.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_stays_as_it_was_made() {

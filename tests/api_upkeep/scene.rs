@@ -85,6 +85,12 @@ impl Scene {
         self.without_manager(async |_| ()).await;
     }
 
+    /// Ends the manager, and starts one with these flags.
+    pub(crate) async fn restart_manager_with(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(ToString::to_string).collect();
+        self.restart_manager().await;
+    }
+
     /// Something happens while no manager runs.
     pub(crate) async fn without_manager(&mut self, happens: impl AsyncFnOnce(&Self)) {
         let manager = self.manager.take().expect("it runs");
