@@ -23,6 +23,9 @@ use support::{ApiServer, Driver, PROGRAM, Replica, Scope, eventually, templates}
 /// How long a Lease is good for without being renewed.
 const LEASE: Duration = Duration::from_secs(15);
 
+/// Replicas are whole programs, which see every tenant of the shared server: one test at a time.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 async fn leads(replica: &Replica) -> bool {
     replica
         .metrics()
@@ -46,6 +49,7 @@ async fn holder(scope: &Scope) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_replicas_works_and_the_other_takes_over() {
+    let _alone = ALONE.lock().await;
     let scope = Scope::new("leader").await;
     let _driver = Driver::start(&scope);
     let server = scope.server;
@@ -95,6 +99,7 @@ async fn one_of_two_replicas_works_and_the_other_takes_over() {
 /// As in an outage of the API server, which ends with another holder of the Lease: the loop stops, the process does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_loses_the_lease_serves_on_and_stands_again() {
+    let _alone = ALONE.lock().await;
     let scope = Scope::new("robbed").await;
     let _driver = Driver::start(&scope);
     let mut replica = Replica::start(scope.server, "robbed", &["--namespace=robbed"]);
@@ -130,6 +135,7 @@ async fn one_that_loses_the_lease_serves_on_and_stands_again() {
 /// binary's other tests are not its own: it is given another server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_runs_outside_the_cluster_without_an_election() {
+    let _alone = ALONE.lock().await;
     let server = tokio::task::spawn_blocking(|| {
         let server = ApiServer::start();
         server.install(&vc_manager::api::crd::crds());
